@@ -1,0 +1,1 @@
+"""Judgement: statistics, gates, Pareto front, decision. Pure: no I/O, no clock, no vendor import."""

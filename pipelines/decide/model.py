@@ -1,0 +1,132 @@
+"""The decision as data: what `decision.json` holds, and all that a report or a tracker needs to know."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from pipelines.config import Strict
+
+VerdictName = Literal["invalid", "veto", "fail", "inconclusive", "pass"]
+Outcome = Literal["promote", "hold", "reject"]
+
+
+class Interval(Strict):
+    """A confidence interval; `confidence` is two-sided (0.90 holds a one-sided 5% test)."""
+
+    lower: float
+    upper: float
+    confidence: float
+
+
+class Verdict(Strict):
+    """One paired comparison of a candidate with the reference on one slice of one eval set.
+
+    Scores are in the metric's own unit. `loss` is how much worse the candidate is (positive is worse,
+    whatever the metric's direction); non-inferior means the interval of `loss` lies below `margin`.
+    A verdict with `gates` false is shown but does not decide.
+    """
+
+    eval_set: str
+    slice: str
+    metric: str
+    higher_is_better: bool
+    binary: bool
+    items: int
+    clusters: int | None
+    reference_score: float | None
+    score: float | None
+    loss: float | None
+    interval: Interval | None
+    margin: float
+    gains: int | None
+    losses: int | None
+    p_value: float | None
+    method: str
+    verdict: VerdictName
+    more_items: int | None
+    note: str
+    gates: bool = True
+
+
+class Latency(Strict):
+    """One percentile of one latency metric under one load profile, with its distribution-free interval."""
+
+    profile: str
+    metric: Literal["ttft_ms", "tpot_ms", "e2e_ms"]
+    percentile: float
+    value: float | None
+    interval: Interval | None
+    requests: int
+
+
+class Throughput(Strict):
+    """What an engine delivered under one load profile."""
+
+    profile: str
+    requests: int
+    failed: int
+    requests_per_s: float
+    output_tokens_per_s: float
+    peak_rss_bytes: int | None
+
+
+class Speed(Strict):
+    """Whether a candidate is faster than the reference, on the gate's own latency metric, paired by round.
+
+    `ratio` is reference latency / candidate latency: 1.5 means one and a half times as fast.
+    """
+
+    metric: str
+    profile: str
+    ratio: float | None
+    interval: Interval | None
+    evidence: bool
+    note: str
+
+
+class Candidate(Strict):
+    """A variant in an engine, with every figure and verdict about it."""
+
+    label: str
+    variant: str
+    engine: str
+    reference: bool
+    status: Literal["ok", "failed"]
+    failure: str | None
+    quantizer: str
+    scheme: str
+    library: str
+    target: str
+    native: bool
+    native_note: str
+    keys: dict[str, str]
+    variant_bytes: int | None
+    engine_bytes: int | None
+    perplexity: float | None
+    engine_kl: float | None
+    scores: dict[str, float]
+    mean_score: float | None
+    verdicts: tuple[Verdict, ...]
+    latency: tuple[Latency, ...]
+    throughput: tuple[Throughput, ...]
+    speed: Speed | None
+    pareto: bool
+    outcome: Outcome | None
+    reasons: tuple[str, ...]
+
+
+class Decision(Strict):
+    """What to do, why, under which conditions, and what evidence would change it."""
+
+    version: Literal[1]
+    campaign: str
+    outcome: Outcome
+    winner: str | None
+    headline: str
+    detail: str
+    would_change: tuple[str, ...]
+    reference: str
+    candidates: tuple[Candidate, ...]
+    gate: dict[str, object]
+    conditions: dict[str, str]
+    base: dict[str, str]

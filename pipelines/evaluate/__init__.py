@@ -1,0 +1,1 @@
+"""Eval sets run against an endpoint, one row of evidence per item."""

@@ -1,0 +1,1 @@
+"""The content-addressed flow of stages. It knows nothing about models."""

@@ -1,0 +1,193 @@
+"""Run a plan on this machine: each step, or batch of steps, in a child process that takes its memory with it."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from pipelines.errors import EnvironmentProblem
+from pipelines.flow import toolchain
+from pipelines.flow.plan import Plan
+from pipelines.flow.stage import Step
+from pipelines.flow.store import Store
+from pipelines.flow.worker import request_of
+
+State = Literal["reused", "made", "failed", "skipped"]
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """What became of a step. `command` repeats a failed one; `transient` says another try may do."""
+
+    step: Step
+    state: State
+    message: str = ""
+    transient: bool = False
+    command: str = ""
+    log: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Event:
+    """Something a person may want to see: a step started, moved on, or ended."""
+
+    step: Step
+    what: Literal["started", "progress", "reused", "made", "failed", "skipped"]
+    done: int = 0
+    total: int = 0
+    text: str = ""
+
+
+Watch = Callable[[Event], None]
+
+
+def execute(plan: Plan, store: Store, watch: Watch, env: Mapping[str, str]) -> dict[str, Outcome]:
+    """Run what must run, in order, and say what became of every step by key. One failure ends only what needs it."""
+    outcomes: dict[str, Outcome] = {}
+    waiting: dict[str, Step] = {}
+    for planned in plan.steps:
+        if planned.state == "reuse":
+            outcomes[planned.step.key] = Outcome(planned.step, "reused")
+            watch(Event(planned.step, "reused"))
+        else:
+            waiting[planned.step.key] = planned.step
+    while waiting:
+        first = next(iter(waiting.values()))
+        lost = _lost_input(first, outcomes)
+        if lost is not None:
+            outcomes[first.key] = Outcome(first, "skipped", f"needs {lost.step.label}, which {lost.state}")
+            watch(Event(first, "skipped", text=outcomes[first.key].message))
+            del waiting[first.key]
+            continue
+        batch = [first] if first.batch is None else [s for s in waiting.values() if _joins(s, first, outcomes)]
+        for outcome in _run_child(batch, store, watch, env):
+            outcomes[outcome.step.key] = outcome
+            del waiting[outcome.step.key]
+    return outcomes
+
+
+def _lost_input(step: Step, outcomes: Mapping[str, Outcome]) -> Outcome | None:
+    return next((o for up in step.upstream() if (o := outcomes[up.key]).state in ("failed", "skipped")), None)
+
+
+def _joins(step: Step, first: Step, outcomes: Mapping[str, Outcome]) -> bool:
+    ready = all(up.key in outcomes for up in step.upstream())
+    return step.batch == first.batch and ready and _lost_input(step, outcomes) is None
+
+
+def _run_child(steps: Sequence[Step], store: Store, watch: Watch, env: Mapping[str, str]) -> Iterator[Outcome]:
+    """Run steps in one child; yield an outcome for each the child came to, at least one."""
+    by_key = {step.key: step for step in steps}
+    path = store.root / ".requests" / f"{steps[0].key[:16]}.json"
+    path.write_text(request_of([_by_value(step) for step in steps], store).model_dump_json(indent=1))
+    argv = toolchain.command(str(path))
+    current = steps[0]
+    ended = False
+    child = _start(argv, store, current, env)
+    try:
+        for line in child.stdout or ():
+            event: dict[str, Any] = json.loads(line)
+            current = by_key[event["key"]]
+            match event["event"]:
+                case "started":
+                    ended = False
+                    watch(Event(current, "started"))
+                case "progress":
+                    watch(Event(current, "progress", event["done"], event["total"], event["what"]))
+                case "done":
+                    ended = True
+                    state: Literal["reused", "made"] = "reused" if event["reused"] else "made"
+                    watch(Event(current, state))
+                    yield Outcome(current, state)
+                case "failed":
+                    ended = True
+                    yield _failed(current, event["message"], event["transient"], argv, store, watch)
+        child.wait()
+    finally:
+        _end(child)
+    if not ended:
+        yield _failed(current, _death(child.returncode), True, argv, store, watch)
+
+
+def _start(argv: list[str], store: Store, first: Step, env: Mapping[str, str]) -> subprocess.Popen[str]:
+    try:
+        with store.log_path(first.key).open("wb") as log:
+            return subprocess.Popen(
+                argv,
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE,
+                stderr=log,
+                env=toolchain.environment(env),
+                start_new_session=True,
+                cwd=store.root / ".tmp",  # libraries that drop files where they stand drop them here
+                text=True,
+            )
+    except OSError as error:
+        raise EnvironmentProblem(f"cannot start {argv[0]}: {error.strerror}") from None
+
+
+def _failed(step: Step, message: str, transient: bool, argv: list[str], store: Store, watch: Watch) -> Outcome:
+    watch(Event(step, "failed", text=message))
+    log = store.log_path(step.key)
+    return Outcome(step, "failed", message, transient, " ".join(argv), str(log))
+
+
+def _by_value(step: Step) -> dict[str, Any]:
+    return {
+        "kind": step.stage.kind,
+        "stage": step.stage.name,
+        "version": step.stage.version,
+        "key": step.key,
+        "label": step.label,
+        "function": step.stage.function,
+        "config_type": step.stage.config_type,
+        "config": step.config_data,
+        "inputs": {
+            name: _address(given) if isinstance(given, Step) else [_address(g) for g in given]
+            for name, given in step.inputs.items()
+        },
+        "toolchain": dict(step.toolchain),
+        "device": dict(step.device) if step.device is not None else None,
+    }
+
+
+def _address(step: Step) -> str:
+    return f"{step.stage.kind}/{step.key}"
+
+
+def _death(code: int) -> str:
+    if code < 0:
+        name = signal.Signals(-code).name
+        hint = "; out of memory is the usual cause" if name == "SIGKILL" else ""
+        return f"the stage's process was ended by {name}{hint}"
+    return f"the stage's process ended with exit code {code} before it finished"
+
+
+def _end(child: subprocess.Popen[str], grace_s: float = 10.0) -> None:
+    """End the child's whole process group, politely first; a finished child's group may still hold its servers."""
+    for sig in (signal.SIGTERM, signal.SIGKILL):
+        try:
+            os.killpg(child.pid, sig)
+        except (ProcessLookupError, PermissionError):
+            break
+        deadline = time.monotonic() + grace_s
+        while time.monotonic() < deadline and child.poll() is None:
+            time.sleep(0.05)
+    child.wait()
+    if child.stdout:
+        child.stdout.close()
+
+
+def log_tail(path: str, lines: int = 12) -> str:
+    """The last lines of a log, for an error message."""
+    try:
+        return "\n".join(Path(path).read_text(errors="replace").splitlines()[-lines:])
+    except OSError:
+        return ""

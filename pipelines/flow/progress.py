@@ -1,0 +1,19 @@
+"""How a stage says how far it is. The worker installs a sink; without one, reports go nowhere."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+Sink = Callable[[int, int, str], None]
+_sink: list[Sink] = []
+
+
+def report(done: int, total: int, what: str) -> None:
+    """Tell whoever watches that `done` of `total` units of `what` are finished."""
+    for sink in _sink:
+        sink(done, total, what)
+
+
+def install(sink: Sink) -> None:
+    """Send this process's reports to `sink`."""
+    _sink[:] = [sink]

@@ -1,0 +1,87 @@
+"""Stages and steps as values. A stage is a pure function to a directory; a step is a stage with its config and inputs."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any
+
+from pydantic import BaseModel
+
+from pipelines.config import keyed
+from pipelines.flow.store import digest_of
+
+
+@dataclass(frozen=True, slots=True)
+class Stage:
+    """What can be run: `function` is "module:name", called as (config, out, *, <input>=Path | list[Path]) -> facts.
+
+    `packages` are the distributions whose versions change the result, so they enter the key. Raise `version`
+    when the code changes what comes out.
+    """
+
+    kind: str
+    name: str
+    version: int
+    function: str
+    config_type: str
+    packages: tuple[str, ...] = ()
+    device_bound: bool = False
+
+
+@dataclass(frozen=True)
+class Step:
+    """One stage to run in one campaign. Its key is a hash of what it depends on, never of what comes out.
+
+    Steps with the same `batch` may share one child process, and with it imports and a running engine.
+    """
+
+    stage: Stage
+    label: str
+    config: BaseModel
+    inputs: Mapping[str, Step | tuple[Step, ...]] = field(default_factory=dict)
+    toolchain: Mapping[str, str] = field(default_factory=dict)
+    device: Mapping[str, str] | None = None
+    batch: str | None = None
+    seconds: float = 0.0
+    size_bytes: int = 0
+
+    @property
+    def config_data(self) -> dict[str, Any]:
+        """The whole config as plain data, for the request and the manifest."""
+        return self.config.model_dump(mode="json")
+
+    @cached_property
+    def key(self) -> str:
+        """sha256 over stage, version, config, input keys, toolchain, and the device where the stage is bound to it."""
+        return digest_of(
+            {
+                "stage": self.stage.name,
+                "version": self.stage.version,
+                "config": keyed(self.config),
+                "inputs": self.input_keys,
+                "toolchain": dict(self.toolchain),
+                "device": dict(self.device) if self.device is not None else None,
+            }
+        )
+
+    @cached_property
+    def input_keys(self) -> dict[str, str | list[str]]:
+        return {
+            name: given.key if isinstance(given, Step) else [step.key for step in given]
+            for name, given in self.inputs.items()
+        }
+
+    def upstream(self) -> Iterator[Step]:
+        """The steps this one reads from directly."""
+        for given in self.inputs.values():
+            yield from (given,) if isinstance(given, Step) else given
+
+
+def resolve(name: str) -> Callable[..., Any]:
+    """Import "module:attribute"."""
+    module, _, attribute = name.partition(":")
+    found: Callable[..., Any] = getattr(importlib.import_module(module), attribute)
+    return found

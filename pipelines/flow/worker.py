@@ -1,0 +1,158 @@
+"""Run the steps of a request, one after another, in this process: `python -m pipelines.flow.worker request.json`.
+
+Events go to stdout as JSON lines; whatever the stage's libraries print goes to each step's log.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import errno
+import json
+import os
+import resource
+import signal
+import sys
+import time
+import traceback
+from collections.abc import Mapping
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import IO, Any
+
+from pipelines.config import Strict, parse
+from pipelines.errors import QuantgateError, TransientFailure
+from pipelines.flow import progress
+from pipelines.flow.stage import resolve
+from pipelines.flow.store import Manifest, Store, hash_tree
+
+_TRANSIENT_ERRNO = {errno.ENOSPC, errno.EDQUOT, errno.ENOMEM, errno.EMFILE, errno.ENFILE}
+
+
+class StepRequest(Strict):
+    """One step, by value: all a worker needs, in whatever interpreter or container it runs."""
+
+    kind: str
+    stage: str
+    version: int
+    key: str
+    label: str
+    function: str
+    config_type: str
+    config: dict[str, Any]
+    inputs: dict[str, str | list[str]]
+    toolchain: dict[str, str]
+    device: dict[str, str] | None
+
+
+class Request(Strict):
+    """Steps that share one process, in order."""
+
+    store: str
+    steps: tuple[StepRequest, ...]
+
+
+def main(argv: list[str]) -> int:
+    """Run a request file; exit 0 when every step is made or was there, 1 when one failed."""
+    _die_with_parent()
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
+    request = parse(Request, json.loads(Path(argv[0]).read_text()))
+    store = Store(Path(request.store))
+    with os.fdopen(os.dup(1), "w", buffering=1) as events:
+        for step in request.steps:
+            if not _run(step, store, events):
+                return 1
+    return 0
+
+
+def _run(step: StepRequest, store: Store, events: IO[str]) -> bool:
+    def tell(event: str, **more: object) -> None:
+        events.write(json.dumps({"event": event, "key": step.key, **more}) + "\n")
+
+    progress.install(lambda done, total, what: tell("progress", done=done, total=total, what=what))
+    tell("started")
+    with store.lock(step.key):
+        _redirect(store.log_path(step.key))
+        if store.has(step.kind, step.key):
+            tell("done", reused=True)
+            return True
+        try:
+            _make(step, store)
+        except Exception as error:  # the one place where whatever a stage raises becomes a record
+            traceback.print_exc()
+            tell("failed", type=type(error).__name__, message=_message(error), transient=_is_transient(error))
+            return False
+    tell("done", reused=False)
+    return True
+
+
+def _make(step: StepRequest, store: Store) -> None:
+    config = parse(resolve(step.config_type), step.config)  # type: ignore[arg-type]
+    inputs = {name: _paths(store, step.inputs[name]) for name in step.inputs}
+    started, clock = datetime.now(UTC), time.monotonic()
+    with store.staging(step.kind, step.key) as out:
+        facts = resolve(step.function)(config, out, **inputs)
+        store.commit(
+            out,
+            Manifest(
+                kind=step.kind,
+                stage=step.stage,
+                version=step.version,
+                key=step.key,
+                config=step.config,
+                inputs={name: _keys(given) for name, given in step.inputs.items()},
+                toolchain=step.toolchain,
+                device=step.device,
+                facts=facts,
+                files=hash_tree(out),
+                started=started.isoformat(timespec="seconds"),
+                seconds=round(time.monotonic() - clock, 3),
+                peak_rss=resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024,
+            ),
+        )
+
+
+def _paths(store: Store, given: str | list[str]) -> Path | list[Path]:
+    """Inputs travel as "kind/key" so that a request means the same in a container with another mount."""
+    if isinstance(given, str):
+        kind, _, key = given.partition("/")
+        return store.path(kind, key)
+    return [p for g in given if isinstance(p := _paths(store, g), Path)]
+
+
+def _keys(given: str | list[str]) -> str | list[str]:
+    return given.partition("/")[2] if isinstance(given, str) else [g.partition("/")[2] for g in given]
+
+
+def _message(error: BaseException) -> str:
+    return str(error) if isinstance(error, QuantgateError) else f"{type(error).__name__}: {error}"
+
+
+def _is_transient(error: BaseException) -> bool:
+    if isinstance(error, OSError):
+        return error.errno in _TRANSIENT_ERRNO
+    return isinstance(error, (TransientFailure, MemoryError))
+
+
+def _redirect(log: Path) -> None:
+    """Send what libraries and their C code print to the step's log."""
+    sys.stdout.flush()
+    sys.stderr.flush()
+    fd = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+    os.dup2(fd, 1)
+    os.dup2(fd, 2)
+    os.close(fd)
+
+
+def _die_with_parent() -> None:
+    """Ask Linux to end this process when whoever started it dies, so a killed run leaves nothing behind."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None, use_errno=True).prctl(1, signal.SIGTERM)  # PR_SET_PDEATHSIG
+
+
+def request_of(steps: list[Mapping[str, Any]], store: Store) -> Request:
+    """Put step requests and their store into one request."""
+    return parse(Request, {"store": str(store.root), "steps": steps})
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

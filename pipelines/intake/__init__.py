@@ -1,0 +1,1 @@
+"""What comes in from outside: base checkpoints, calibration sets, licences."""

@@ -1,0 +1,195 @@
+"""The base checkpoint: inspected from headers alone when planning, verified in full before anything is built on it."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, ClassVar, Literal
+
+from pydantic import Field
+
+from pipelines.config import Strict, find
+from pipelines.errors import InputError
+from pipelines.intake import gguf, shards
+from pipelines.intake.digests import DigestCache
+
+TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "vocab.json")
+# Files that make a checkpoint what it is; everything else in a directory (READMEs aside) is left behind.
+_KEPT = re.compile(r"(\.safetensors|\.safetensors\.index\.json|\.json|\.jinja|\.model|\.txt|licen[cs]e.*|use_policy.*|notice.*)$", re.I)
+_PICKLES = (".bin", ".pt", ".pth", ".ckpt")
+_HUB_ID = re.compile(r"^[\w.-]+/[\w.-]+$")
+_COMMIT = re.compile(r"^[0-9a-f]{40}$")
+
+
+class CheckpointConfig(Strict):
+    """Where the base checkpoint comes from."""
+
+    source: str = Field(description="a local Hugging Face directory, a .gguf file, or a hub id (owner/name)")
+    revision: str | None = Field(None, description="for a hub id: the commit, 40 hex digits; a branch can move")
+    licence: str = Field("", description="SPDX id, or empty to read it from the checkpoint's own files")
+    note: str = Field("", description="what a reader of the report must know about this base")
+
+
+class ImportConfig(Strict):
+    """What the checkpoint stage is keyed on: the content, not where it lies."""
+
+    unkeyed: ClassVar[frozenset[str]] = frozenset({"source"})
+    kind: Literal["directory", "gguf", "hub"]
+    source: str
+    digest: str
+    licence: str
+
+
+@dataclass(frozen=True, slots=True)
+class Inspected:
+    """What can be known of a checkpoint without loading its weights."""
+
+    config: ImportConfig
+    architecture: str
+    linear_shapes: Mapping[str, tuple[int, int]]
+    parameters: int
+    size_bytes: int
+    hidden_size: int
+    layers: int
+    vocab_size: int
+    prior_quantization: str
+
+
+def inspect(config: CheckpointConfig, cache: DigestCache) -> Inspected:
+    """Find, check and hash a checkpoint by its headers.
+
+    Raises:
+        InputError: what is missing or broken, and the key to change (`checkpoint.source` or `.revision`).
+    """
+    path = _locate(config)
+    if config.source.endswith(".gguf"):
+        return _inspect_gguf(path, config, cache)
+    if path.is_dir():
+        return _inspect_directory(path, config, cache)
+    if _HUB_ID.match(config.source) and not path.exists():
+        return _inspect_directory(_fetch(config), config, cache)
+    raise InputError(
+        f"checkpoint.source={config.source!r}: no such directory or file ({path}); "
+        "give a Hugging Face directory, a .gguf file or a hub id (owner/name)"
+    )
+
+
+def _locate(config: CheckpointConfig) -> Path:
+    """Where the source lies; "package:name/file" is a file an installed package ships."""
+    if not config.source.startswith("package:"):
+        return find(config.source)
+    package, _, inside = config.source.removeprefix("package:").partition("/")
+    spec = importlib.util.find_spec(package)
+    if spec is None or spec.origin is None:
+        raise InputError(f"checkpoint.source={config.source!r}: package {package!r} is not installed (`make demo` fetches it)")
+    return Path(spec.origin).parent / inside
+
+
+def _fetch(config: CheckpointConfig) -> Path:
+    """Bring a hub checkpoint to the local cache, pinned to a commit; no pickles, no code."""
+    if not config.revision or not _COMMIT.match(config.revision):
+        raise InputError(
+            f"checkpoint.revision={config.revision!r}: a hub id needs the commit it is pinned to "
+            "(40 hex digits; a branch or tag can move)"
+        )
+    from huggingface_hub import snapshot_download
+    from huggingface_hub.errors import HfHubHTTPError, LocalEntryNotFoundError
+
+    try:
+        return Path(
+            snapshot_download(
+                config.source,
+                revision=config.revision,
+                allow_patterns=["*.safetensors", "*.json", "*.jinja", "*.model", "*.txt", "LICENSE*", "USE_POLICY*"],
+            )
+        )
+    except (HfHubHTTPError, LocalEntryNotFoundError, OSError) as error:
+        reason = str(error).splitlines()[0]
+        raise InputError(f"checkpoint.source={config.source!r}: cannot be fetched from the hub ({reason})") from None
+
+
+def _inspect_gguf(path: Path, config: CheckpointConfig, cache: DigestCache) -> Inspected:
+    if not path.is_file():
+        raise InputError(f"checkpoint.source={config.source!r}: no such file ({path})")
+    header = gguf.read_header(path)
+    imported = ImportConfig(
+        kind="gguf", source=str(path), digest=cache.of_all([path], path.parent), licence=config.licence or header.licence
+    )
+    return Inspected(
+        imported,
+        header.architecture,
+        header.linear_shapes,
+        header.parameters,
+        header.parameters * 2,
+        header.hidden_size,
+        header.layers,
+        header.vocab_size,
+        header.quantization,
+    )
+
+
+def _inspect_directory(path: Path, config: CheckpointConfig, cache: DigestCache) -> Inspected:
+    if not any(path.iterdir()):
+        raise InputError(f"checkpoint.source={config.source!r}: the directory is empty ({path})")
+    model = read_model_config(path)
+    tensors = shards.read_headers(path)
+    if not any((path / name).is_file() for name in TOKENIZER_FILES):
+        raise InputError(f"checkpoint.source={config.source!r}: no tokenizer ({' or '.join(TOKENIZER_FILES)}) in {path}")
+    kept = kept_files(path)
+    imported = ImportConfig(
+        kind="hub" if config.revision else "directory",
+        source=str(path),
+        digest=cache.of_all(kept, path),
+        licence=config.licence,
+    )
+    shapes = {
+        name.removesuffix(".weight"): (t.shape[0], t.shape[1])
+        for name, t in tensors.items()
+        if name.endswith(".weight") and len(t.shape) == 2 and "embed" not in name
+    }
+    return Inspected(
+        imported,
+        (model.get("architectures") or ["?"])[0],
+        shapes,
+        sum(t.elements for t in tensors.values()),
+        sum(t.size_bytes for t in tensors.values()),
+        int(model.get("hidden_size") or 0),
+        int(model.get("num_hidden_layers") or 0),
+        int(model.get("vocab_size") or 0),
+        str((model.get("quantization_config") or {}).get("quant_method", "")),
+    )
+
+
+def read_model_config(path: Path) -> dict[str, Any]:
+    """Read config.json and check that it names an architecture transformers knows.
+
+    Raises:
+        InputError: no config.json, not JSON, or a model_type nobody knows (closest match offered).
+    """
+    file = path / "config.json"
+    try:
+        model: dict[str, Any] = json.loads(file.read_text())
+    except FileNotFoundError:
+        raise InputError(f"{file}: missing; a Hugging Face checkpoint directory has one") from None
+    except ValueError as error:
+        raise InputError(f"{file}: not valid JSON ({error})") from None
+    if not model.get("model_type"):
+        raise InputError(f"{file}: names no model_type, so the architecture is unknown")
+    return model
+
+
+def kept_files(path: Path) -> list[Path]:
+    """The files of a checkpoint directory that are part of it.
+
+    Raises:
+        InputError: the weights are pickles only. A pickle can run code when it is loaded.
+    """
+    files = [p for p in path.iterdir() if p.is_file()]
+    pickles = [p.name for p in files if p.suffix in _PICKLES]
+    if pickles and not any(p.suffix == ".safetensors" for p in files):
+        raise InputError(f"{path}: only pickle weights ({', '.join(sorted(pickles)[:3])}); convert them to safetensors")
+    return [p for p in files if _KEPT.search(p.name)]

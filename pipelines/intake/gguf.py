@@ -1,0 +1,86 @@
+"""GGUF files: the header for planning, and the way to a Hugging Face checkpoint by transformers' own dequantization."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from pipelines.errors import InputError
+
+_LINEAR = {
+    "attn_q": "self_attn.q_proj",
+    "attn_k": "self_attn.k_proj",
+    "attn_v": "self_attn.v_proj",
+    "attn_output": "self_attn.o_proj",
+    "ffn_gate": "mlp.gate_proj",
+    "ffn_up": "mlp.up_proj",
+    "ffn_down": "mlp.down_proj",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class GgufHeader:
+    """What a GGUF file says of itself."""
+
+    architecture: str
+    licence: str
+    linear_shapes: Mapping[str, tuple[int, int]]
+    parameters: int
+    hidden_size: int
+    layers: int
+    vocab_size: int
+    quantization: str
+
+
+def read_header(path: Path) -> GgufHeader:
+    """Read a GGUF file's metadata and tensor table; weights are not touched.
+
+    Raises:
+        InputError: not a GGUF file, or cut short.
+    """
+    from gguf import GGUFReader
+
+    try:
+        reader = GGUFReader(path)
+    except (ValueError, OSError, IndexError, KeyError) as error:
+        raise InputError(f"{path}: not a readable GGUF file ({error})") from None
+    fields: dict[str, Any] = {name: field.contents() for name, field in reader.fields.items()}
+    arch = str(fields.get("general.architecture", "?"))
+    shapes: dict[str, tuple[int, int]] = {}
+    for tensor in reader.tensors:
+        parts = tensor.name.split(".")
+        if len(parts) == 4 and parts[2] in _LINEAR:
+            shapes[f"model.layers.{parts[1]}.{_LINEAR[parts[2]]}"] = (int(tensor.shape[1]), int(tensor.shape[0]))
+    types = Counter(t.tensor_type.name for t in reader.tensors if t.name.startswith("blk.") and len(t.shape) > 1 and t.shape[-1] > 1)
+    return GgufHeader(
+        architecture=arch,
+        licence=str(fields.get("general.license", "")),
+        linear_shapes=shapes,
+        parameters=sum(int(t.n_elements) for t in reader.tensors),
+        hidden_size=int(fields.get(f"{arch}.embedding_length", 0)),
+        layers=int(fields.get(f"{arch}.block_count", 0)),
+        vocab_size=len(fields.get("tokenizer.ggml.tokens", ())),
+        quantization=types.most_common(1)[0][0] if types else "",
+    )
+
+
+def to_checkpoint(path: Path, out: Path) -> None:
+    """Dequantize a GGUF file to a bfloat16 Hugging Face directory with its tokenizer and chat template."""
+    import torch
+    from transformers import AutoModelForCausalLM, AutoTokenizer, GgufConfig
+
+    where: dict[str, Any] = {"gguf_file": path.name}
+    model = AutoModelForCausalLM.from_pretrained(
+        path.parent, dtype=torch.float32, quantization_config=GgufConfig(dequantize=True), **where
+    ).to(torch.bfloat16)
+    if hasattr(model.config, "quantization_config"):  # what is saved is no longer quantized
+        del model.config.quantization_config
+    tokenizer = AutoTokenizer.from_pretrained(path.parent, **where)
+    eos = model.config.eos_token_id
+    if isinstance(eos, int) and tokenizer.eos_token_id != eos:  # converters have been seen to mix up bos and eos
+        tokenizer.eos_token = tokenizer.convert_ids_to_tokens(eos)
+    model.save_pretrained(out)
+    tokenizer.save_pretrained(out)

@@ -1,0 +1,1 @@
+"""Latency and throughput of engines, measured under one schedule of arrivals."""

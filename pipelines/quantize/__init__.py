@@ -1,0 +1,1 @@
+"""Base checkpoint to variant: one module per method library, one table."""

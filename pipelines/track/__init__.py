@@ -1,0 +1,1 @@
+"""MLflow runs, the report and its plots: what people look at."""
