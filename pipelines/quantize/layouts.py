@@ -1,0 +1,210 @@
+"""The layouts in which libraries pack a quantized layer: compressed-tensors, GPTQ (version 1 and 2), AWQ gemm.
+
+Each `find_*` looks at names, dtypes and shapes only and gives one reader per quantized module.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any
+
+from pipelines.errors import InputError, closest
+from pipelines.quantize.codes import Codes, Quantized, Scaled
+from pipelines.quantize.shards import FLOAT8, Shards
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
+AWQ_ORDER = (0, 2, 4, 6, 1, 3, 5, 7)
+WORD_BITS = (2, 4, 8)
+
+Reader = Callable[[Shards, str], Quantized]
+
+
+def repeat(value: int, bits: int) -> int:
+    """A 32-bit word that holds `value` in every one of its places."""
+    return sum(value << shift for shift in range(0, 32, bits))
+
+
+def gptq_format(config: Mapping[str, Any]) -> str:
+    """The GPTQ format a quantization_config declares; version 1 is what files that say nothing are in."""
+    return str(config.get("checkpoint_format") or config.get("format") or "gptq")
+
+
+def find_compressed(shards: Shards, config: Mapping[str, Any]) -> dict[str, Reader]:
+    """Find pack-quantized, int-quantized and float-quantized layers by the tensors they have."""
+    found: dict[str, Reader] = {}
+    for name in shards:
+        module, _, part = name.rpartition(".")
+        if part == "weight_packed":
+            if f"{module}.weight_shape" not in shards or shards.dtype(name) != "I32":
+                formats = sorted({str(config.get("format"))} | {str(g.get("format")) for g in _groups(config)})
+                raise InputError(f"{name}: not pack-quantized (formats in config.json: {', '.join(formats)})")
+            found[module] = _read_compressed
+        elif part == "weight" and f"{module}.weight_scale" in shards:
+            if shards.dtype(name) in FLOAT8:
+                found[module] = _read_float8
+            elif shards.dtype(name) == "I8":
+                found[module] = _read_int8
+            else:
+                raise InputError(
+                    f"{name}: has a weight_scale but dtype {shards.dtype(name)} (read: I8, F8_E4M3, F8_E5M2)"
+                )
+    return found
+
+
+def _groups(config: Mapping[str, Any]) -> list[Mapping[str, Any]]:
+    return [g for g in (config.get("config_groups") or {}).values() if isinstance(g, Mapping)]
+
+
+def _read_compressed(shards: Shards, module: str) -> Codes:
+    out, columns = (int(n) for n in shards[f"{module}.weight_shape"])
+    packed = shards[f"{module}.weight_packed"]
+    scales = _floats(shards, f"{module}.weight_scale")
+    bits = _bits(packed.shape[1], columns, f"{module}.weight_packed")
+    zeros = None
+    if f"{module}.weight_zero_point" in shards:
+        zeros = _unpack(shards[f"{module}.weight_zero_point"].T, bits)[:, :out].T.copy()
+    index = shards.get(f"{module}.weight_g_idx")
+    return _codes(_unpack(packed, bits)[:, :columns], scales, zeros, bits, index)
+
+
+def _read_int8(shards: Shards, module: str) -> Codes:
+    import numpy as np
+
+    codes = (shards[f"{module}.weight"].astype(np.int16) + 128).astype(np.uint8)
+    stored = _floats(shards, f"{module}.weight_scale").reshape(-1, 1)
+    scales = np.broadcast_to(stored, (codes.shape[0], 1)).copy()
+    zeros = None
+    if f"{module}.weight_zero_point" in shards:
+        shifted = (shards[f"{module}.weight_zero_point"].astype(np.int16) + 128).astype(np.uint8).reshape(-1, 1)
+        zeros = np.broadcast_to(shifted, scales.shape).copy()
+    return _codes(codes, scales, zeros, 8, None)
+
+
+def _read_float8(shards: Shards, module: str) -> Scaled:
+    import numpy as np
+
+    values = shards[f"{module}.weight"]
+    scales = _floats(shards, f"{module}.weight_scale")
+    if scales.size == 1:
+        scales = scales.reshape(1, 1)
+    elif scales.size == values.shape[0]:
+        scales = scales.reshape(-1, 1)
+    elif scales.ndim == 2:  # blocks of rows and columns
+        rows, columns = (-(-n // m) for n, m in zip(values.shape, scales.shape, strict=True))
+        scales = np.repeat(np.repeat(scales, rows, axis=0), columns, axis=1)[: values.shape[0], : values.shape[1]]
+    else:
+        raise InputError(f"{module}.weight_scale: shape {scales.shape} fits no weight of shape {values.shape}")
+    return Scaled(values, scales)
+
+
+def find_gptq(shards: Shards, config: Mapping[str, Any]) -> dict[str, Reader]:
+    """Find GPTQ layers; the declared format decides how their zero points are read."""
+    declared = gptq_format(config)
+    readers = {"gptq": _read_gptq_v1, "gptq_v2": _read_gptq_v2}
+    if declared not in readers:
+        raise InputError(f"GPTQ format {declared!r} cannot be read ({closest(declared, readers)})")
+    return {name.removesuffix(".qweight"): readers[declared] for name in shards if name.endswith(".qweight")}
+
+
+def _read_gptq_v1(shards: Shards, module: str) -> Codes:
+    return _read_gptq(shards, module, stored_less=1)
+
+
+def _read_gptq_v2(shards: Shards, module: str) -> Codes:
+    return _read_gptq(shards, module, stored_less=0)
+
+
+def _read_gptq(shards: Shards, module: str, stored_less: int) -> Codes:
+    import numpy as np
+
+    qweight, qzeros = shards[f"{module}.qweight"], shards[f"{module}.qzeros"]
+    scales = _floats(shards, f"{module}.scales")
+    out = scales.shape[1]
+    bits = _bits(qzeros.shape[1], out, f"{module}.qzeros")
+    # The writer subtracts one from whole words, borrows and all, so whole words are what it must be added to.
+    words = np.asarray(qzeros).view(np.uint32) + np.uint32(repeat(stored_less, bits))
+    zeros = _unpack(words, bits)[:, :out].T.copy()
+    index = shards.get(f"{module}.g_idx")
+    columns = qweight.shape[0] * 32 // bits
+    codes = _unpack(qweight.T, bits)[:, :columns]
+    return _codes(codes, scales.T.copy(), zeros, bits, index)
+
+
+def find_awq(shards: Shards, config: Mapping[str, Any]) -> dict[str, Reader]:
+    """Find AWQ layers in the gemm layout."""
+    version = str(config.get("checkpoint_format") or config.get("version") or config.get("format") or "gemm").lower()
+    if version != "gemm" or int(config.get("bits", config.get("w_bit", 4))) != 4:
+        raise InputError(f"AWQ version {version!r} with {config.get('bits')} bits cannot be read (read: gemm, 4 bits)")
+    return {name.removesuffix(".qweight"): _read_awq for name in shards if name.endswith(".qweight")}
+
+
+def _read_awq(shards: Shards, module: str) -> Codes:
+    scales = _floats(shards, f"{module}.scales")
+    zeros = _natural(_unpack(shards[f"{module}.qzeros"], 4)).T.copy()
+    codes = _natural(_unpack(shards[f"{module}.qweight"], 4)).T.copy()
+    return _codes(codes, scales.T.copy(), zeros, 4, None)
+
+
+def _natural(values: NDArray[np.uint8]) -> NDArray[np.uint8]:
+    """Undo AWQ's interleaving: place i of each word of eight holds the code of column AWQ_ORDER[i]."""
+    import numpy as np
+
+    words = values.reshape(values.shape[0], -1, 8)
+    ordered = np.empty_like(words)
+    ordered[:, :, list(AWQ_ORDER)] = words
+    return ordered.reshape(values.shape)
+
+
+def _codes(
+    codes: NDArray[np.uint8],
+    scales: NDArray[np.float32],
+    zeros: NDArray[np.uint8] | None,
+    bits: int,
+    index: NDArray[Any] | None,
+) -> Codes:
+    """Assemble a layer; an all-middle zero point and an index in natural order say nothing, so they are dropped."""
+    import numpy as np
+
+    columns = codes.shape[1]
+    group_size = -(-columns // scales.shape[1])
+    if zeros is not None and (zeros == 1 << (bits - 1)).all():
+        zeros = None
+    if index is not None and (index < 0).any():  # written by quantizers that never reordered
+        index = None
+    if index is not None and np.array_equal(index, np.arange(columns) // group_size):
+        index = None
+    g_idx = None if index is None else np.asarray(index, dtype=np.int32)
+    return Codes(np.ascontiguousarray(codes), scales, zeros, bits, group_size, g_idx)
+
+
+def _unpack(words: NDArray[Any], bits: int) -> NDArray[np.uint8]:
+    """Split the 32-bit words of the last axis into codes, lowest bits first."""
+    import numpy as np
+
+    raw = np.ascontiguousarray(words).view(np.uint8)
+    if bits == 8:
+        return raw
+    per_byte = 8 // bits
+    codes = np.empty((*raw.shape, per_byte), dtype=np.uint8)
+    for place in range(per_byte):
+        codes[..., place] = (raw >> (bits * place)) & ((1 << bits) - 1)
+    return codes.reshape(raw.shape[0], -1)
+
+
+def _bits(words: int, count: int, name: str) -> int:
+    """The code width that packs `count` codes into `words` words of 32 bits."""
+    for bits in WORD_BITS:
+        if -(-count * bits // 32) == words:
+            return bits
+    raise InputError(
+        f"{name}: {words} words for {count} codes is no width read here ({', '.join(map(str, WORD_BITS))} bits)"
+    )
+
+
+def _floats(shards: Shards, name: str) -> NDArray[np.float32]:
+    import numpy as np
+
+    return np.asarray(shards[name]).astype(np.float32)
