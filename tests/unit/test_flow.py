@@ -1,0 +1,203 @@
+"""Keys, order, child processes: reuse, failure, death, resumption."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import ClassVar
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as some
+
+from pipelines.config import Strict
+from pipelines.errors import TransientFailure
+from pipelines.flow import progress
+from pipelines.flow.executor import Event, Outcome, execute
+from pipelines.flow.plan import in_order, plan
+from pipelines.flow.stage import Stage, Step
+from pipelines.flow.store import Fact, Store, manifest
+
+
+class ToyConfig(Strict):
+    """A number to write, and what to do instead of writing it."""
+
+    unkeyed: ClassVar[frozenset[str]] = frozenset({"where"})
+    value: int = 0
+    do: str = "write"
+    where: str = ""
+
+
+def toy(config: ToyConfig, out: Path, *, source: Path | None = None, many: list[Path] | None = None) -> dict[str, Fact]:
+    """A stage for these tests: adds its inputs' numbers to its own, or fails in the way asked for."""
+    progress.report(1, 2, "half way")
+    match config.do:
+        case "raise":
+            raise ValueError("no such luck")
+        case "transient":
+            raise TransientFailure("try again")
+        case "full":
+            raise OSError(28, "No space left on device")
+        case "die":
+            os.kill(os.getpid(), signal.SIGKILL)
+        case "hang":
+            (Path(config.where) / "hanging").touch()
+            time.sleep(600)
+    total = config.value + sum(int((p / "n").read_text()) for p in [*([source] if source else []), *(many or [])])
+    (out / "n").write_text(str(total))
+    return {"total": total, "pid": os.getpid()}
+
+
+TOY = Stage("toy", "toy", 1, "tests.unit.test_flow:toy", "tests.unit.test_flow:ToyConfig")
+
+
+def step(value: int = 0, do: str = "write", batch: str | None = None, where: str = "", **inputs: Step | tuple[Step, ...]) -> Step:
+    return Step(TOY, f"toy {value} {do}", ToyConfig(value=value, do=do, where=where), inputs, batch=batch)
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Store:
+    made = Store(tmp_path / "store")
+    made.prepare()
+    return made
+
+
+def run(store: Store, *goals: Step) -> dict[str, Outcome]:
+    root = str(Path(__file__).resolve().parents[2])
+    # The toy stage lives in the tests, which a clean child cannot see unless it is told where.
+    return execute(plan(goals, store), store, lambda _: None, {"PYTHONPATH": root})
+
+
+def test_facts_flow_down_and_the_manifest_records_where_from(store: Store) -> None:
+    """Three steps add up, and each manifest names its inputs by key."""
+    a, b = step(1), step(2)
+    c = step(10, many=(a, b))
+    outcomes = run(store, c)
+    assert {"made"} == {o.state for o in outcomes.values()}
+    record = manifest(store.path("toy", c.key))
+    assert 13 == record.facts["total"]
+    assert {"many": [a.key, b.key]} == record.inputs
+
+
+def test_a_second_run_reuses_everything(store: Store) -> None:
+    """Nothing is made twice."""
+    run(store, step(1))
+    assert ["reused"] == [o.state for o in run(store, step(1)).values()]
+
+
+def test_each_step_has_its_own_process_unless_batched(store: Store) -> None:
+    """Two lone steps run in two processes, two of one batch in one."""
+    lone, batched = (step(1), step(2)), (step(3, batch="b"), step(4, batch="b"))
+    run(store, *lone, *batched)
+    pids = {s.key: manifest(store.path("toy", s.key)).facts["pid"] for s in (*lone, *batched)}
+    assert 2 == len({pids[s.key] for s in lone})
+    assert 1 == len({pids[s.key] for s in batched})
+
+
+def test_a_failure_is_a_record_and_ends_only_what_needs_it(store: Store) -> None:
+    """The failed step tells its message and command; its dependant is skipped, its neighbour made."""
+    bad = step(1, "raise")
+    needs, beside = step(2, source=bad), step(3)
+    outcomes = run(store, needs, beside)
+    assert ("failed", "skipped", "made") == tuple(outcomes[s.key].state for s in (bad, needs, beside))
+    assert "no such luck" in outcomes[bad.key].message
+    assert "-m pipelines.flow.worker" in outcomes[bad.key].command
+    assert not outcomes[bad.key].transient
+
+
+def test_the_printed_command_repeats_the_failed_step(store: Store) -> None:
+    """Running the command again fails in the same way, outside any run."""
+    bad = step(1, "raise")
+    outcome = run(store, bad)[bad.key]
+    env = {**os.environ, "PYTHONPATH": str(Path(__file__).resolve().parents[2])}
+    again = subprocess.run(outcome.command.split(), env=env, capture_output=True, text=True, check=False, cwd=store.root)
+    assert 1 == again.returncode
+    assert "no such luck" in again.stdout
+
+
+@pytest.mark.parametrize("how", ["transient", "full", "die"])
+def test_transient_failures_are_told_apart(store: Store, how: str) -> None:
+    """Memory, disk and kills are worth another try, and say so."""
+    bad = step(1, how)
+    assert run(store, bad)[bad.key].transient
+
+
+def test_a_batch_goes_on_after_one_of_it_died(store: Store) -> None:
+    """The step that killed its process failed; those after it are made in a new one."""
+    batch = [step(1, batch="b"), step(2, "die", batch="b"), step(3, batch="b")]
+    outcomes = run(store, *batch)
+    assert ["made", "failed", "made"] == [outcomes[s.key].state for s in batch]
+
+
+def test_progress_reaches_the_watcher(store: Store) -> None:
+    """What a stage reports arrives with its step."""
+    events: list[Event] = []
+    root = str(Path(__file__).resolve().parents[2])
+    execute(plan([step(1)], store), store, events.append, {"PYTHONPATH": root})
+    assert ["started", "progress", "made"] == [e.what for e in events]
+    assert (1, 2, "half way") == (events[1].done, events[1].total, events[1].text)
+
+
+def test_a_killed_run_leaves_nothing_that_hinders_the_next(store: Store, tmp_path: Path) -> None:
+    """kill -9 of the parent ends the child too; the next run makes what was being made."""
+    code = (
+        "import sys; from pathlib import Path; from tests.unit.test_flow import run, step, Store\n"
+        f"run(Store(Path({str(store.root)!r})), step(1, 'hang', where={str(tmp_path)!r}))"
+    )
+    root = Path(__file__).resolve().parents[2]
+    parent = subprocess.Popen([sys.executable, "-c", code], cwd=root, env={**os.environ, "PYTHONPATH": str(root)})
+    while not (tmp_path / "hanging").exists():
+        assert parent.poll() is None
+        time.sleep(0.05)
+    parent.kill()
+    parent.wait()
+    with store.lock(step(1, "hang").key).acquire(timeout=20):  # the child's lock is free once it is gone
+        pass
+    store.sweep()
+    assert [] == list((store.root / ".tmp").glob("toy-*"))
+    assert ["made"] == [o.state for o in run(store, step(1)).values()]
+
+
+def test_two_runs_at_once_make_one_artifact(store: Store) -> None:
+    """The second waits for the first and reuses what it made."""
+    code = (
+        "from pathlib import Path; from tests.unit.test_flow import run, step, Store\n"
+        f"print(*[o.state for o in run(Store(Path({str(store.root)!r})), step(1), step(2)).values()])"
+    )
+    root = Path(__file__).resolve().parents[2]
+    env = {**os.environ, "PYTHONPATH": str(root)}
+    both = [subprocess.Popen([sys.executable, "-c", code], cwd=root, env=env, stdout=subprocess.PIPE, text=True) for _ in "ab"]
+    states = [s for p in both for s in p.communicate()[0].split()]
+    assert 4 == len(states)
+    assert {"made": 2, "reused": 2} == {s: states.count(s) for s in set(states)}
+
+
+def test_a_key_depends_on_what_matters_only() -> None:
+    """Config, inputs, version, toolchain and device change a key; label, path and batch do not."""
+    plain = step(1)
+    assert plain.key == Step(TOY, "other label", ToyConfig(value=1, where="/elsewhere"), batch="x").key
+    later = Stage("toy", "toy", 2, TOY.function, TOY.config_type)
+    others = [
+        step(2),
+        step(1, source=step(5)),
+        Step(later, "", ToyConfig(value=1)),
+        Step(TOY, "", ToyConfig(value=1), toolchain={"torch": "2"}),
+        Step(TOY, "", ToyConfig(value=1), device={"gpu": "none"}),
+    ]
+    assert 6 == len({plain.key, *(o.key for o in others)})
+
+
+@given(some.lists(some.integers(0, 5), min_size=1, max_size=8))
+def test_order_is_upstream_first_and_each_key_once(values: list[int]) -> None:
+    """Every step comes after what it reads, and equal steps come once."""
+    chain: list[Step] = []
+    for v in values:
+        chain.append(step(v, **({"source": chain[-1]} if chain else {})))
+    ordered = [s.key for s in in_order(reversed(chain))]
+    assert len(set(ordered)) == len(ordered)
+    for earlier, later in zip(chain, chain[1:], strict=False):
+        assert ordered.index(earlier.key) < ordered.index(later.key)
