@@ -1,0 +1,287 @@
+"""The report's charts as SVG text, from plain numbers. Colours come from CSS variables, so a page sets the scheme."""
+
+from __future__ import annotations
+
+import bisect
+from collections.abc import Sequence
+from dataclasses import dataclass
+from html import escape
+
+from pipelines.track.axes import Box, Scale, place, scale, text_width
+
+COLOURS = 8
+STYLE = """
+svg.chart{--ink:#1b2430;--soft:#566272;--line:#d5dbe3;--paper:#fff;--good:#146c43;--bad:#b3261e;--warn:#8a5a00;
+--c0:#46515f;--c1:#1d5fc4;--c2:#b4491a;--c3:#15754f;--c4:#8436a8;--c5:#946200;--c6:#c2274f;--c7:#0b7285;
+font-family:system-ui,-apple-system,"Segoe UI","Helvetica Neue",Arial,"DejaVu Sans",sans-serif;font-size:13px}
+@media (prefers-color-scheme:dark){svg.chart{--ink:#e8edf4;--soft:#a5b1c1;--line:#39434f;--paper:#151a21;--good:#5fd39a;--bad:#ff8a80;
+--warn:#f0b649;--c0:#b4bfcc;--c1:#7fb0ff;--c2:#ff9d6b;--c3:#57d3a0;--c4:#d49cf2;--c5:#e6bd58;--c6:#ff8aa8;--c7:#5fcfe0}}
+@media print{svg.chart{--ink:#000;--soft:#333;--line:#bbb;--paper:#fff;--good:#146c43;--bad:#b3261e;--warn:#8a5a00;
+--c0:#46515f;--c1:#1d5fc4;--c2:#b4491a;--c3:#15754f;--c4:#8436a8;--c5:#946200;--c6:#c2274f;--c7:#0b7285}}
+svg.chart text{fill:var(--ink)}svg.chart .soft{fill:var(--soft)}svg.chart .grid{stroke:var(--line);stroke-width:1}
+svg.chart .halo{paint-order:stroke;stroke:var(--paper);stroke-width:3.5px;stroke-linejoin:round}
+svg.chart .back{fill:var(--paper)}svg.chart .strong{font-weight:650}
+""".strip()
+
+
+@dataclass(frozen=True, slots=True)
+class Span:
+    """A value with its confidence interval, where there is one."""
+
+    value: float
+    lower: float | None = None
+    upper: float | None = None
+
+    @property
+    def ends(self) -> tuple[float, float]:
+        low = self.value if self.lower is None else min(self.lower, self.value)
+        return low, self.value if self.upper is None else max(self.upper, self.value)
+
+
+@dataclass(frozen=True, slots=True)
+class Point:
+    """One candidate in the scatter. `hollow` marks a figure that is no evidence; `strong` the winner."""
+
+    label: str
+    x: Span
+    y: Span
+    colour: int
+    hollow: bool = False
+    front: bool = False
+    strong: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One line of the forest plot, in units of its margin; a row without a span is a heading."""
+
+    text: str
+    span: Span | None = None
+    figures: str = ""
+    verdict: str = ""
+    inner: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Curve:
+    """A sample of which the share below each value is drawn; `values` are sorted."""
+
+    label: str
+    values: tuple[float, ...]
+    colour: int
+    hollow: bool = False
+
+
+def number(value: float) -> str:
+    """A tick's text: no needless zeros, thin spaces between thousands."""
+    text = f"{value:,.6g}" if abs(value) < 1e6 else f"{value:,.0f}"
+    return text.replace(",", "\u202f").replace("-", "\u2212")
+
+
+def scatter(points: Sequence[Point], *, x_title: str, y_title: str, title: str, width: float = 860) -> str:
+    """Accuracy (y, higher is better) against latency (x, lower is better), each point labelled, with the Pareto front."""
+    narrow = width < 560
+    frame = Box(46 if narrow else 58, 30, width - 14, (340 if narrow else 420) - 44)
+    x = scale([v for p in points for v in p.x.ends], frame.left, frame.right, room=0.1, log_allowed=True)
+    y = scale([v for p in points for v in p.y.ends], frame.bottom, frame.top, room=0.1)
+    parts = [*_grid_x(x, frame, 4 if narrow else 7), *_grid_y(y, frame)]
+    parts.append(_text(frame.left - (38 if narrow else 44), 16, y_title, "soft"))
+    parts.append(_text(frame.right, frame.bottom + 36, x_title, "soft", anchor="end"))
+    parts.append(_front([p for p in points if p.front], x, y, frame))
+    for p in points:
+        parts += _bars(p, x, y)
+    for p in points:
+        parts.append(_mark(x(p.x.value), y(p.y.value), p.colour, p.hollow, 7 if p.strong else 5.5))
+    parts += _labels(points, x, y, frame)
+    return _svg(parts, width, frame.bottom + 44, title)
+
+
+def forest(rows: Sequence[Row], *, title: str, width: float = 860) -> str:
+    """Loss of each comparison over its margin: 0 is no loss, 1 is the margin, an interval left of 1 is a pass."""
+    narrow = width < 560
+    step, head = (40, 44) if narrow else (25, 44)
+    left, right = (14.0, width - 14) if narrow else (width * 0.30, width * 0.60)
+    x = Scale(-2.0, 3.0, left, right)
+    bottom = head + step * len(rows) + 4
+    parts = []
+    for tick in (-2, -1, 0, 1, 2, 3):
+        colour, stroke = ("var(--bad)", 1.6) if tick == 1 else ("var(--soft)", 1.3) if tick == 0 else ("var(--line)", 1)
+        dash = ' stroke-dasharray="5 3"' if tick == 1 else ""
+        parts.append(_line(x(tick), head - 8, x(tick), bottom, colour, stroke, dash))
+        text = "margin" if tick == 1 else number(tick)
+        parts.append(_text(x(tick), head - 14, text, "soft", anchor="middle"))
+    parts.append(_text(x(-2), 14, "\u2190 better", "soft"))
+    parts.append(_text(x(3), 14, "worse \u2192", "soft", anchor="end"))
+    for n, row in enumerate(rows):
+        parts += _forest_row(row, x, head + step * n, step, width, narrow)
+    return _svg(parts, width, bottom + 6, title)
+
+
+def ecdf(curves: Sequence[Curve], *, x_title: str, title: str, width: float = 860, points: int = 160) -> str:
+    """The share of requests answered within each latency, one curve per candidate, with guides at p50, p95 and p99."""
+    narrow = width < 560
+    keys, legend = _legend(curves, width)
+    frame = Box(46, legend + 12, width - 14, legend + (270 if narrow else 330))
+    ends = [v for c in curves for v in (c.values[0], c.values[min(len(c.values) - 1, int(len(c.values) * 0.999))])]
+    x = scale(ends, frame.left, frame.right, room=0.03, log_allowed=True)
+    y = Scale(0.0, 1.0, frame.bottom, frame.top)
+    parts = [*keys, *_grid_x(x, frame, 4 if narrow else 7)]
+    for share, text in ((0.0, "0%"), (0.25, "25%"), (0.5, "p50"), (0.75, "75%"), (0.95, "p95"), (0.99, "p99")):
+        parts.append(f'<line class="grid" x1="{frame.left}" x2="{frame.right}" y1="{y(share):.1f}" y2="{y(share):.1f}"/>')
+        drop = 11 if share == 0.95 else 2 if share == 0.99 else 4
+        parts.append(_text(frame.left - 6, y(share) + drop, text, "soft", anchor="end"))
+    for curve in curves:
+        path = " ".join(f"{x(v):.1f},{y(s):.1f}" for v, s in _steps(curve.values, points) if x.low <= v <= x.high)
+        dash = ' stroke-dasharray="6 4"' if curve.hollow else ""
+        parts.append(f'<polyline points="{path}" fill="none" stroke="{_colour(curve.colour)}" stroke-width="2"{dash}/>')
+    parts.append(_text(frame.right, frame.bottom + 36, x_title, "soft", anchor="end"))
+    return _svg(parts, width, frame.bottom + 44, title)
+
+
+def standalone(svg: str) -> str:
+    """Make a chart a file of its own: style inside, and a background."""
+    head, body = svg.split(">", 1)
+    return f'<?xml version="1.0" encoding="UTF-8"?>\n{head}><style>{STYLE}</style><rect class="back" width="100%" height="100%"/>{body}'
+
+
+def _svg(parts: Sequence[str], width: float, height: float, title: str) -> str:
+    size = f'viewBox="0 0 {width:.0f} {height:.0f}" width="{width:.0f}" height="{height:.0f}"'
+    body = "\n".join(parts)
+    return f'<svg xmlns="http://www.w3.org/2000/svg" class="chart" role="img" {size} aria-label="{escape(title)}">{body}</svg>'
+
+
+def _colour(index: int) -> str:
+    return f"var(--c{index % COLOURS})"
+
+
+def _text(x: float, y: float, text: str, style: str = "", *, anchor: str = "start", fill: str = "") -> str:
+    place_at = f'x="{x:.1f}" y="{y:.1f}" text-anchor="{anchor}"'
+    paint = f' style="fill:{fill}"' if fill else ""
+    return f'<text class="{style}" {place_at}{paint}>{escape(text)}</text>'
+
+
+def _line(x1: float, y1: float, x2: float, y2: float, colour: str, stroke: float, more: str = "") -> str:
+    ends = f'x1="{x1:.1f}" y1="{y1:.1f}" x2="{x2:.1f}" y2="{y2:.1f}"'
+    return f'<line {ends} stroke="{colour}" stroke-width="{stroke}"{more}/>'
+
+
+def _mark(x: float, y: float, colour: int, hollow: bool, radius: float) -> str:
+    fill = "var(--paper)" if hollow else _colour(colour)
+    return f'<circle cx="{x:.1f}" cy="{y:.1f}" r="{radius}" fill="{fill}" stroke="{_colour(colour)}" stroke-width="2"/>'
+
+
+def _grid_x(x: Scale, frame: Box, about: int) -> list[str]:
+    parts = []
+    for tick in x.ticks(about):
+        parts.append(_line(x(tick), frame.top, x(tick), frame.bottom, "var(--line)", 1))
+        parts.append(_text(x(tick), frame.bottom + 17, number(tick), "soft", anchor="middle"))
+    return parts
+
+
+def _grid_y(y: Scale, frame: Box) -> list[str]:
+    parts = []
+    for tick in y.ticks(5):
+        parts.append(_line(frame.left, y(tick), frame.right, y(tick), "var(--line)", 1))
+        parts.append(_text(frame.left - 6, y(tick) + 4, number(tick), "soft", anchor="end"))
+    return parts
+
+
+def _bars(p: Point, x: Scale, y: Scale) -> list[str]:
+    (x_low, x_high), (y_low, y_high), colour = p.x.ends, p.y.ends, _colour(p.colour)
+    faint = ' stroke-opacity="0.55"'
+    across = _line(x(x_low), y(p.y.value), x(x_high), y(p.y.value), colour, 1.6, faint)
+    return [across, _line(x(p.x.value), y(y_low), x(p.x.value), y(y_high), colour, 1.6, faint)]
+
+
+def _front(front: Sequence[Point], x: Scale, y: Scale, frame: Box) -> str:
+    """The staircase of what no other candidate beats on both axes."""
+    if not front:
+        return ""
+    ordered = sorted(front, key=lambda p: (p.x.value, -p.y.value))
+    steps = [(x(ordered[0].x.value), frame.bottom)]
+    for p in ordered:
+        steps += [(x(p.x.value), steps[-1][1]), (x(p.x.value), y(p.y.value))]
+    steps.append((frame.right, steps[-1][1]))
+    path = " ".join(f"{a:.1f},{b:.1f}" for a, b in steps)
+    return f'<polyline points="{path}" fill="none" stroke="var(--soft)" stroke-width="1.4" stroke-dasharray="2 4"/>'
+
+
+def _labels(points: Sequence[Point], x: Scale, y: Scale, frame: Box) -> list[str]:
+    anchors = [(x(p.x.value), y(p.y.value)) for p in points]
+    bars = [b for p in points for b in _bar_boxes(p, x, y)]
+    parts = []
+    for p, (ax, ay), (left, base) in zip(
+        points, anchors, place(anchors, [p.label for p in points], frame, 13, bars), strict=True
+    ):
+        far = abs(base - 4 - ay) > 24
+        if far:
+            parts.append(_line(ax, ay, left + 6 if left > ax else ax, base - 4, _colour(p.colour), 0.8))
+        parts.append(_text(left, base, p.label, "halo strong" if p.strong else "halo", fill=_colour(p.colour)))
+    return parts
+
+
+def _bar_boxes(p: Point, x: Scale, y: Scale) -> list[Box]:
+    (x_low, x_high), (y_low, y_high) = p.x.ends, p.y.ends
+    at_x, at_y = x(p.x.value), y(p.y.value)
+    return [Box(x(x_low), at_y - 2, x(x_high), at_y + 2), Box(at_x - 2, y(y_high), at_x + 2, y(y_low))]
+
+
+def _forest_row(row: Row, x: Scale, top: float, step: float, width: float, narrow: bool) -> list[str]:
+    line = top + (30 if narrow else step / 2 + 4)
+    if row.span is None and not row.figures:
+        return [_text(4, top + step - (14 if narrow else 4), row.text, "strong")]
+    indent = 26 if row.inner else 14
+    room = width - indent - 24 - text_width(row.verdict, 13) if narrow else x.start - indent - 8
+    style = "halo soft" if row.inner else "halo"
+    parts = [_text(indent, top + 14 if narrow else line + 4, _cut(row.text, room), style)]
+    tone = {"pass": "var(--good)", "inconclusive": "var(--warn)"}.get(row.verdict, "var(--bad)")
+    if row.span is not None:
+        parts += _forest_span(row.span, x, line, tone, row.inner)
+    if narrow:
+        return [*parts, _text(width - 8, top + 14, row.verdict, "halo", anchor="end", fill=tone)]
+    return [*parts, _text(x.end + 14, line + 4, row.figures), _text(width - 4, line + 4, row.verdict, anchor="end", fill=tone)]
+
+
+def _forest_span(span: Span, x: Scale, y: float, tone: str, inner: bool) -> list[str]:
+    """An interval and its dot, cut at the axis ends with an arrow head where it goes on."""
+    low, high = span.ends
+    seen = [min(max(v, x.low), x.high) for v in (low, high)]
+    parts = [_line(x(seen[0]), y, x(seen[1]), y, tone, 2.2)]
+    for value, end, way in ((low, x.low, -1), (high, x.high, 1)):
+        if (value - end) * way > 0:
+            tip = x(end)
+            parts.append(f'<path d="M{tip + 6 * way:.1f},{y:.1f} l{-7 * way},-4.5 v9 z" fill="{tone}"/>')
+    if x.low <= span.value <= x.high:
+        radius = 3.6 if inner else 4.8
+        parts.append(f'<circle cx="{x(span.value):.1f}" cy="{y:.1f}" r="{radius}" fill="{tone}"/>')
+    return parts
+
+
+def _cut(text: str, room: float) -> str:
+    """Shorten a text that would not fit."""
+    if text_width(text, 13) <= room:
+        return text
+    keep = next(n for n in range(len(text) - 1, -1, -1) if text_width(text[:n] + "\u2026", 13) <= room)
+    return text[:keep].rstrip() + "\u2026"
+
+
+def _legend(curves: Sequence[Curve], width: float) -> tuple[list[str], float]:
+    parts, x, y = [], 4.0, 16.0
+    for curve in curves:
+        wide = 34 + text_width(curve.label, 13) + 14
+        if x + wide > width and x > 4:
+            x, y = 4.0, y + 21
+        dash = ' stroke-dasharray="6 4"' if curve.hollow else ""
+        parts.append(_line(x, y - 4, x + 24, y - 4, _colour(curve.colour), 2.4, dash))
+        parts.append(_text(x + 30, y, curve.label))
+        x += wide
+    return parts, y
+
+
+def _steps(values: Sequence[float], points: int) -> list[tuple[float, float]]:
+    """A thinned empirical distribution that keeps the tail: shares are exact at every point kept."""
+    n = len(values)
+    shares = [k / points for k in range(1, points + 1)]
+    kept = sorted({min(n, max(1, round(s * n))) for s in shares} | set(range(max(1, int(n * 0.98)), n + 1)))
+    exact = [(values[k - 1], bisect.bisect_right(values, values[k - 1]) / n) for k in kept]
+    return [(values[0], 0.0), *exact]

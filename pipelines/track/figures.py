@@ -1,0 +1,185 @@
+"""What the charts and tables show, drawn from a decision: which points, rows and curves, and in what words."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from pipelines.decide.model import Candidate, Decision, Interval, Latency, Verdict
+from pipelines.track.charts import Curve, Point, Row, Span
+
+WHOLE = "all"
+NONE = "\u2014"
+METRICS = {"ttft_ms": "time to first token (TTFT)", "tpot_ms": "time per output token (TPOT)", "e2e_ms": "end-to-end latency (E2E)"}
+
+
+@dataclass(frozen=True, slots=True)
+class Axis:
+    """The one latency figure that the chart and the gate speak of."""
+
+    profile: str
+    metric: str
+    percentile: float
+
+    @property
+    def short(self) -> str:
+        return f"p{self.percentile:g} {self.metric.removesuffix('_ms').upper()}"
+
+    @property
+    def title(self) -> str:
+        return f"p{self.percentile:g} {METRICS.get(self.metric, self.metric)}, ms \u00b7 {self.profile} \u2190 better"
+
+
+def axis_of(decision: Decision) -> Axis | None:
+    """The gate's own latency figure; without one, the highest percentile up to 99 that most candidates have."""
+    gate = decision.gate.get("latency")
+    if isinstance(gate, dict) and {"profile", "metric", "percentile"} <= gate.keys():
+        return Axis(str(gate["profile"]), str(gate["metric"]), float(gate["percentile"]))
+    seen: dict[Axis, int] = {}
+    for one in decision.candidates:
+        for figure in one.latency:
+            if figure.value is not None and figure.percentile <= 99:
+                at = Axis(figure.profile, figure.metric, figure.percentile)
+                seen[at] = seen.get(at, 0) + 1
+    asked = next((one.speed for one in decision.candidates if one.speed is not None), None)
+    wanted = (asked.profile, asked.metric) if asked else ("", "")
+    return max(seen, key=lambda a: ((a.profile, a.metric) == wanted, seen[a], a.percentile), default=None)
+
+
+def latency_at(candidate: Candidate, axis: Axis | None) -> Latency | None:
+    """A candidate's figure on an axis, where it has one."""
+    same = (f for f in candidate.latency if axis and Axis(f.profile, f.metric, f.percentile) == axis and f.value is not None)
+    return next(same, None)
+
+
+def colours(decision: Decision) -> dict[str, int]:
+    """A colour per candidate, the reference always grey (0)."""
+    others = [one.label for one in decision.candidates if not one.reference]
+    return {one.label: 0 for one in decision.candidates if one.reference} | {
+        label: 1 + n % 7 for n, label in enumerate(others)
+    }
+
+
+def points(decision: Decision, axis: Axis | None) -> tuple[list[Point], list[str]]:
+    """The scatter's points, and a sentence for each candidate that cannot be drawn."""
+    colour, found, missing = colours(decision), [], []
+    for one in decision.candidates:
+        at = latency_at(one, axis)
+        if one.mean_score is None or at is None or at.value is None:
+            why = one.failure or ("no score" if one.mean_score is None else f"no {axis.short if axis else 'latency'}")
+            missing.append(f"{one.label}: {why}")
+            continue
+        half = half_width(one)
+        y = Span(one.mean_score) if half is None else Span(one.mean_score, one.mean_score - half[0], one.mean_score + half[1])
+        found.append(
+            Point(
+                one.label, Span(at.value, *_ends(at.interval)), y, colour[one.label],
+                hollow=not one.native, front=one.pareto and one.native, strong=one.label == decision.winner,
+            )
+        )  # fmt: skip
+    return found, missing
+
+
+def half_width(candidate: Candidate) -> tuple[float, float] | None:
+    """How far the mean score may lie lower and higher: each eval set's interval of loss, added in squares.
+
+    Eval sets are independent samples, so variances of their mean add. None where a set has no interval.
+    """
+    whole = {v.eval_set: v for v in candidate.verdicts if v.slice == WHOLE and v.higher_is_better}
+    if not candidate.scores or candidate.scores.keys() - whole.keys():
+        return None
+    sides = [_sides(whole[name]) for name in candidate.scores]
+    kept = [side for side in sides if side is not None]
+    if len(kept) < len(sides):
+        return None
+    return math.hypot(*(a for a, _ in kept)) / len(kept), math.hypot(*(b for _, b in kept)) / len(kept)
+
+
+def _sides(verdict: Verdict) -> tuple[float, float] | None:
+    if verdict.interval is None or verdict.loss is None:
+        return None
+    return verdict.interval.upper - verdict.loss, verdict.loss - verdict.interval.lower
+
+
+def rows(decision: Decision) -> list[Row]:
+    """The forest plot: a heading per candidate, then its eval sets, then their slices."""
+    found: list[Row] = []
+    for one in decision.candidates:
+        if one.verdicts:
+            found.append(Row(one.label if one.native else f"{one.label} (emulated)"))
+            ordered = sorted(one.verdicts, key=lambda v: (v.eval_set, v.slice != WHOLE))
+            found += [_row(v) for v in ordered]
+    return found
+
+
+def _row(verdict: Verdict) -> Row:
+    inner = verdict.slice != WHOLE
+    text = f"{verdict.eval_set} \u00b7 {verdict.slice}" if inner else verdict.eval_set
+    figures = f"{signed(verdict.loss)} {between(verdict.interval)} of {plain(verdict.margin)}"
+    if verdict.loss is None or verdict.margin <= 0:
+        return Row(text, None, figures, verdict.verdict, inner)
+    low, high = _ends(verdict.interval)
+    over = verdict.margin
+    span = Span(verdict.loss / over, None if low is None else low / over, None if high is None else high / over)
+    return Row(text, span, figures, verdict.verdict, inner)
+
+
+def curves(decision: Decision, latency: Path, axis: Axis) -> list[Curve]:
+    """Each candidate's sorted latencies on the axis's profile and metric, failed requests left out."""
+    import pyarrow.compute as pc
+    import pyarrow.parquet as pq
+
+    columns = ["engine", "profile", "ok", axis.metric]
+    table = pq.read_table(latency / "requests.parquet", columns=columns)
+    table = table.filter(pc.and_(pc.equal(table["profile"], axis.profile), pc.equal(table["ok"], True)))
+    colour, found = colours(decision), []
+    for one in decision.candidates:
+        mine = table.filter(pc.equal(table["engine"], one.keys.get("engine", "")[:16]))[axis.metric].drop_null()
+        values = tuple(sorted(float(v) for v in mine.to_pylist()))
+        if len(values) >= 2:
+            found.append(Curve(one.label, values, colour[one.label], hollow=not one.native))
+    return found
+
+
+def _ends(interval: Interval | None) -> tuple[float | None, float | None]:
+    return (None, None) if interval is None else (interval.lower, interval.upper)
+
+
+def plain(value: float | None, digits: int = 3) -> str:
+    """A number for a table, or a dash where there is none."""
+    if value is None or not math.isfinite(value):
+        return NONE
+    text = f"{value:,.{digits}g}" if abs(value) < 1000 else f"{value:,.0f}"
+    if "e" in text:
+        text = f"{value:.6f}".rstrip("0").rstrip(".") if abs(value) >= 1e-6 or value == 0 else text
+    return text.replace("-", "\u2212")
+
+
+def signed(value: float | None) -> str:
+    """A difference with its sign and three decimals."""
+    return NONE if value is None or not math.isfinite(value) else f"{value:+.3f}".replace("-", "\u2212")
+
+
+def between(interval: Interval | None, digits: int = 3) -> str:
+    """An interval in brackets, or a dash."""
+    if interval is None:
+        return NONE
+    return f"[{interval.lower:.{digits}f}, {interval.upper:.{digits}f}]".replace("-", "\u2212")
+
+
+def size(value: int | None) -> str:
+    """Bytes in MiB."""
+    return NONE if value is None else f"{value / 2**20:,.0f} MiB"
+
+
+def by_profile(candidates: Sequence[Candidate]) -> dict[tuple[str, str], list[float]]:
+    """The percentiles measured for each (profile, metric), in the order they were first seen."""
+    found: dict[tuple[str, str], list[float]] = {}
+    for one in candidates:
+        for figure in one.latency:
+            kept = found.setdefault((figure.profile, figure.metric), [])
+            if figure.percentile not in kept:
+                kept.append(figure.percentile)
+    return found

@@ -1,0 +1,160 @@
+"""The report: one HTML file that needs nothing else, and the accuracy-latency chart as a file of its own."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from pipelines.config import Strict
+from pipelines.decide.model import Candidate, Decision
+from pipelines.errors import EvidenceError
+from pipelines.flow.store import Fact, manifest
+from pipelines.probe.latency import FORMULAS
+from pipelines.track import charts, figures
+
+if TYPE_CHECKING:
+    from jinja2 import Environment
+
+WIDE, NARROW = 860.0, 380.0
+HERE = Path(__file__).parent
+JUDGEMENT = {
+    "percentile interval": "distribution-free, from order statistics",
+    "loss": "how much worse than the reference on the same items, in the metric's own unit; positive is worse",
+    "pass": "the upper end of the interval of loss lies below the margin (non-inferiority, tested one-sided)",
+    "mean score": "unweighted mean over eval sets; its bar adds the intervals of loss in squares",
+    "speed-up": "reference's latency over the candidate's, paired by round",
+    "Pareto front": "no other native candidate is at least as good on both axes and better on one",
+}
+
+
+class ReportConfig(Strict):
+    """How the report looks; what it says comes from the decision."""
+
+    title: str = ""
+
+
+def run(config: ReportConfig, out: Path, *, decision: Path, latency: Path | None = None) -> dict[str, Fact]:
+    """Write report.html and pareto.svg from a decision and, where there are any, its measured requests."""
+    made = read(decision)
+    html, pareto = render(made, config, latency)
+    (out / "report.html").write_text(html, encoding="utf-8")
+    (out / "pareto.svg").write_text(pareto, encoding="utf-8")
+    return {"outcome": made.outcome, "candidates": len(made.candidates), "html_bytes": len(html.encode())}
+
+
+def read(decision: Path) -> Decision:
+    """Read a decision artifact.
+
+    Raises:
+        EvidenceError: there is no readable decision.json.
+    """
+    path = decision / "decision.json"
+    try:
+        return Decision.model_validate_json(path.read_bytes())
+    except (OSError, ValueError) as error:
+        raise EvidenceError(f"{path}: no readable decision ({error}); run `quantgate decide` again") from None
+
+
+def render(decision: Decision, config: ReportConfig, latency: Path | None = None) -> tuple[str, str]:
+    """The page and the standalone chart, as text."""
+    axis = figures.axis_of(decision)
+    points, missing = figures.points(decision, axis)
+    rows = figures.rows(decision)
+    curves = figures.curves(decision, latency, axis) if latency is not None and axis else []
+    pareto = _pareto(points, axis)
+    page = _environment().get_template("report.html.j2").render(
+        title=config.title or decision.campaign,
+        d=decision,
+        axis=axis,
+        at={one.label: f.value if (f := figures.latency_at(one, axis)) else None for one in decision.candidates},
+        emulated=[one for one in decision.candidates if not one.native],
+        chart_style=charts.STYLE,
+        pareto=_both(pareto) if points else "",
+        missing=missing,
+        forest=_both(lambda w: charts.forest(rows, title="Loss against the margin, each comparison", width=w)) if rows else "",
+        ecdf=_both(lambda w: _ecdf(curves, axis, w)) if curves else "",
+        requests={c.label: len(c.values) for c in curves},
+        latency=_latency_table(decision),
+        measured=_measured(latency),
+        formulas=list((FORMULAS | JUDGEMENT).items()),
+        gate=list(_flat(decision.gate)),
+    )  # fmt: skip
+    return page, charts.standalone(pareto(WIDE)) if points else charts.standalone(_empty())
+
+
+def _pareto(points: list[charts.Point], axis: figures.Axis | None) -> Callable[[float], str]:
+    x_title = axis.title if axis else "latency"
+    if axis:
+        names = f"p{axis.percentile:g} {axis.metric.removesuffix('_ms').upper()}, ms, {axis.profile} (lower is better)"
+        x_title = names
+    title = f"Mean score against {axis.short if axis else 'latency'}: {', '.join(p.label for p in points)}"
+    return lambda w: charts.scatter(points, x_title=x_title, y_title="mean score (higher is better)", title=title, width=w)
+
+
+def _ecdf(curves: list[charts.Curve], axis: figures.Axis | None, width: float) -> str:
+    metric = axis.metric.removesuffix("_ms").upper() if axis else ""
+    x_title = f"{metric}, ms, {axis.profile if axis else ''}"
+    return charts.ecdf(curves, x_title=x_title, title=f"Share of requests within each {metric}", width=width)
+
+
+def _empty() -> str:
+    return charts.scatter(
+        [charts.Point("no candidate has both a score and a latency", charts.Span(1.0), charts.Span(1.0), 0, hollow=True)],
+        x_title="latency", y_title="mean score", title="No candidate has both a score and a latency",
+    )  # fmt: skip
+
+
+def _both(draw: Callable[[float], str]) -> str:
+    """A chart drawn for wide pages and again for narrow ones, since text in a shrunken drawing cannot be read."""
+    return f'<div class="wide">{draw(WIDE)}</div><div class="narrow">{draw(NARROW)}</div>'
+
+
+def _latency_table(decision: Decision) -> list[tuple[str, str, list[float], list[tuple[Candidate, list[str], int]]]]:
+    """Per profile and metric: the percentiles, and per candidate its texts and number of requests."""
+    found = []
+    for (profile, metric), percentiles in figures.by_profile(decision.candidates).items():
+        lines = []
+        for one in decision.candidates:
+            mine = {f.percentile: f for f in one.latency if (f.profile, f.metric) == (profile, metric)}
+            if mine:
+                cells = [_cell(mine[p]) if p in mine else figures.NONE for p in percentiles]
+                lines.append((one, cells, max(f.requests for f in mine.values())))
+        found.append((profile, metric, percentiles, lines))
+    return found
+
+
+def _cell(figure: figures.Latency) -> str:
+    if figure.value is None:
+        return figures.NONE
+    digits = 1 if figure.value >= 10 else 2
+    return f"{figure.value:.{digits}f} {figures.between(figure.interval, digits)}"
+
+
+def _flat(data: Mapping[str, object], prefix: str = "") -> Iterator[tuple[str, str]]:
+    """Nested settings as dotted names and texts."""
+    for name, value in data.items():
+        if isinstance(value, Mapping):
+            yield from _flat(value, f"{prefix}{name}.")
+        elif isinstance(value, list | tuple):
+            yield prefix + name, ", ".join(str(v) for v in value)
+        else:
+            yield prefix + name, str(value)
+
+
+def _measured(latency: Path | None) -> str:
+    """When and on what the requests were measured, so that a reused measurement never passes for a fresh one."""
+    if latency is None:
+        return ""
+    record = manifest(latency)
+    device = record.facts.get("device") or ", ".join((record.device or {}).values())
+    return f"Measured {record.facts.get('started') or record.started} on {device}"
+
+
+def _environment() -> Environment:
+    from jinja2 import Environment, FileSystemLoader, StrictUndefined
+
+    found = Environment(loader=FileSystemLoader(HERE), autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
+    words = {"plain": figures.plain, "signed": figures.signed, "between": figures.between, "size": figures.size}
+    found.filters.update(words)
+    return found
