@@ -1,0 +1,246 @@
+"""From verdicts and speed to promote, hold or reject: for each candidate, then for the campaign. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from pipelines.decide import stats
+from pipelines.decide.gate import GateConfig
+from pipelines.decide.model import Candidate, Decision, Outcome, Verdict
+from pipelines.decide.pareto import Point, front
+
+REFERENCE_REASON = "the reference every variant is compared with"
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """What speaks against promotion: for good (`rejects`) or for now (`holds`), and what would settle it."""
+
+    rejects: tuple[str, ...] = ()
+    holds: tuple[str, ...] = ()
+    settles: tuple[str, ...] = ()
+
+    def __add__(self, other: Finding) -> Finding:
+        return Finding(self.rejects + other.rejects, self.holds + other.holds, self.settles + other.settles)
+
+
+def decide(
+    campaign: str,
+    candidates: Sequence[Candidate],
+    reference: str,
+    gate: GateConfig,
+    conditions: Mapping[str, str],
+    base: Mapping[str, str],
+) -> Decision:
+    """Judge every candidate and the campaign.
+
+    Candidates come with their verdicts, latencies and speed; `outcome`, `reasons` and `pareto` are filled in here.
+    """
+    on_front = front([_point(c, gate) for c in candidates])
+    known = next((c for c in candidates if c.label == reference and c.status == "ok"), None)
+    adjusted = _adjusted(candidates, gate)
+    judged, settles = [], []
+    for one in candidates:
+        if one.label == reference:
+            why = REFERENCE_REASON if one.status == "ok" else f"the reference itself failed: {one.failure}"
+            judged.append(one.model_copy(update={"reasons": (why,), "pareto": one.label in on_front}))
+            continue
+        finding = _weigh(one, known, gate, adjusted.get(one.label))
+        outcome: Outcome = "reject" if finding.rejects else "hold" if finding.holds else "promote"
+        reasons = (*finding.rejects, *finding.holds) or (_merit(one),)
+        judged.append(one.model_copy(update={"outcome": outcome, "reasons": reasons, "pareto": one.label in on_front}))
+        settles += [f"{one.label}: {s}" for s in finding.settles] if outcome == "hold" else []
+    winner = _winner(judged, gate)
+    outcome = _overall(judged)
+    return Decision(
+        version=1,
+        campaign=campaign,
+        outcome=outcome,
+        winner=winner.label if winner else None,
+        headline=_headline(outcome, winner, judged),
+        detail=_detail(judged),
+        would_change=tuple(settles) or (_nothing_open(outcome, winner),),
+        reference=reference,
+        candidates=tuple(judged),
+        gate=gate.model_dump(mode="json"),
+        conditions=dict(conditions),
+        base=dict(base),
+    )
+
+
+def gating(candidate: Candidate) -> list[Verdict]:
+    """The verdicts that decide."""
+    return [v for v in candidate.verdicts if v.gates]
+
+
+def latency_of(candidate: Candidate, gate: GateConfig) -> float | None:
+    """The figure of the gate's latency axis."""
+    axis = gate.latency
+    return next(
+        (
+            figure.value
+            for figure in candidate.latency
+            if (figure.profile, figure.metric, figure.percentile) == (axis.profile, axis.metric, axis.percentile)
+        ),
+        None,
+    )
+
+
+def _point(candidate: Candidate, gate: GateConfig) -> Point:
+    return Point(
+        candidate.label,
+        candidate.mean_score,
+        latency_of(candidate, gate),
+        candidate.native and candidate.status == "ok",
+    )
+
+
+def _adjusted(candidates: Sequence[Candidate], gate: GateConfig) -> dict[str, float]:
+    """Give each variant's largest p-value, after Holm over the variants that were tested."""
+    largest = {}
+    for candidate in candidates:
+        p_values = [v.p_value for v in gating(candidate) if v.p_value is not None]
+        if p_values and not candidate.reference:
+            largest[candidate.label] = max(p_values)
+    if gate.several_variants == "none":
+        return largest
+    return dict(zip(largest, stats.holm(list(largest.values())), strict=True))
+
+
+def _weigh(one: Candidate, reference: Candidate | None, gate: GateConfig, adjusted_p: float | None) -> Finding:
+    if one.status == "failed":
+        return Finding(rejects=(f"could not be made: {one.failure}",))
+    if reference is None:
+        return Finding(holds=("there is no reference to compare with",), settles=("a reference that can be scored",))
+    accuracy = _accuracy(one)
+    if not (accuracy.rejects or accuracy.holds):
+        accuracy += _multiplicity(adjusted_p, gate)
+    speed = _speed(one, gate)
+    if speed.holds and not one.native and not (accuracy.rejects or accuracy.holds):
+        speed = Finding(holds=(f"accuracy passes, {speed.holds[0]}",), settles=speed.settles)
+    return accuracy + _perplexity(one, reference, gate) + speed
+
+
+def _accuracy(one: Candidate) -> Finding:
+    found = Finding() if gating(one) else Finding(holds=("no eval set was scored",), settles=("scores on an eval set",))
+    for v in gating(one):
+        where = name(v)
+        if v.verdict in ("fail", "veto"):
+            found += Finding(rejects=(f"{where}: loses more than {v.margin:.4g} ({_loss(v)})",))
+        elif v.verdict == "invalid":
+            found += Finding(holds=(f"{where}: no verdict, {v.note}",), settles=(f"matching evidence on {where}",))
+        elif v.verdict == "inconclusive":
+            found += Finding(
+                holds=(f"{where}: inconclusive at margin {v.margin:.4g} ({_loss(v)})",), settles=(_items(v),)
+            )
+    return found
+
+
+def _multiplicity(adjusted_p: float | None, gate: GateConfig) -> Finding:
+    if adjusted_p is None or adjusted_p <= gate.alpha:
+        return Finding()
+    return Finding(
+        holds=(f"passes alone, but not among all variants tried (Holm p = {adjusted_p:.3g} > {gate.alpha:g})",),
+        settles=("more items, or fewer variants in one campaign",),
+    )
+
+
+def _perplexity(one: Candidate, reference: Candidate, gate: GateConfig) -> Finding:
+    limit = gate.max_perplexity_ratio
+    if limit is None:
+        return Finding()
+    if one.perplexity is None or not reference.perplexity:
+        return Finding(holds=("no perplexity was measured",), settles=("perplexity of the variant and the reference",))
+    ratio = one.perplexity / reference.perplexity
+    if ratio <= limit:
+        return Finding()
+    return Finding(rejects=(f"perplexity is {ratio:.3f} times the reference's, allowed {limit:g}",))
+
+
+def _speed(one: Candidate, gate: GateConfig) -> Finding:
+    if not one.native:
+        note = one.native_note or "the engine emulates this format"
+        return Finding(
+            holds=(f"latency is not evidence: {note}",),
+            settles=("a target that runs this format natively",),
+        )
+    if not gate.require_speed:
+        return Finding()
+    speed, least = one.speed, gate.speed.min_speedup
+    if speed is None or not speed.evidence or speed.interval is None:
+        note = speed.note if speed else "no latency was measured"
+        return Finding(holds=(f"no speed evidence: {note}",), settles=(f"a sound probe ({note})",))
+    shown = f"{speed.ratio or 0:.2f}x, {speed.interval.lower:.2f} to {speed.interval.upper:.2f}; asked {least:g}x"
+    if speed.interval.lower > least:
+        return Finding()
+    if speed.interval.upper <= least:
+        return Finding(rejects=(f"brings no speed ({speed.metric} at {speed.profile}: {shown})",))
+    return Finding(
+        holds=(f"speed is undecided ({speed.metric} at {speed.profile}: {shown})",), settles=("more probe rounds",)
+    )
+
+
+def name(v: Verdict) -> str:
+    """An eval set, and the slice where it is one."""
+    return v.eval_set if v.slice == "all" else f"{v.eval_set}/{v.slice}"
+
+
+def _loss(v: Verdict) -> str:
+    if v.loss is None or v.interval is None:
+        return v.note or "no interval"
+    return f"loss {v.loss:+.4f}, {v.interval.lower:+.4f} to {v.interval.upper:+.4f}, {v.items} items"
+
+
+def _items(v: Verdict) -> str:
+    more = (
+        f"{v.more_items} more items would decide" if v.more_items else "unlikely to pass whatever the number of items"
+    )
+    return f"{name(v)}: {more}"
+
+
+def _merit(one: Candidate) -> str:
+    passed = len(gating(one))
+    faster = f", {one.speed.ratio:.2f}x as fast as the reference" if one.speed and one.speed.ratio else ""
+    return f"within the margin on {passed} of {passed} comparisons{faster}"
+
+
+def _winner(judged: Sequence[Candidate], gate: GateConfig) -> Candidate | None:
+    """The fastest promotable candidate on the front (off it, where none is on it); ties go to the higher score."""
+    promotable = [c for c in judged if c.outcome == "promote"]
+    pool = [c for c in promotable if c.pareto] or promotable
+
+    def rank(c: Candidate) -> tuple[bool, float, float, str]:
+        latency = latency_of(c, gate)
+        return latency is None, latency or 0.0, -(c.mean_score or 0.0), c.label
+
+    return min(pool, key=rank, default=None)
+
+
+def _overall(judged: Sequence[Candidate]) -> Outcome:
+    outcomes = {c.outcome for c in judged}
+    return "promote" if "promote" in outcomes else "hold" if "hold" in outcomes or outcomes <= {None} else "reject"
+
+
+def _headline(outcome: Outcome, winner: Candidate | None, judged: Sequence[Candidate]) -> str:
+    if winner is not None:
+        return f"PROMOTE {winner.label}: {winner.reasons[0]}"
+    variants = [c for c in judged if c.outcome is not None]
+    if not variants:
+        return "HOLD: there is no variant to judge"
+    if outcome == "hold":
+        held = [c for c in variants if c.outcome == "hold"]
+        return f"HOLD: none of {len(variants)} variants may be promoted yet; {held[0].label}: {held[0].reasons[0]}"
+    return f"REJECT: none of {len(variants)} variants may be promoted; {variants[0].label}: {variants[0].reasons[0]}"
+
+
+def _detail(judged: Sequence[Candidate]) -> str:
+    return "; ".join(f"{c.label} {c.outcome} ({c.reasons[0]})" for c in judged if c.outcome is not None)
+
+
+def _nothing_open(outcome: Outcome, winner: Candidate | None) -> str:
+    if winner is None:
+        return "a variant to judge" if outcome == "hold" else "no further measurement: another variant is needed"
+    room = [(v.margin - v.interval.upper, v, v.interval.upper) for v in gating(winner) if v.interval]
+    _, closest, upper = min(room, key=lambda r: r[0])
+    return f"a loss above {closest.margin:.4g} on {name(closest)}, the closest call (upper bound {upper:+.4f})"

@@ -1,0 +1,92 @@
+"""What was measured, read from artifacts into memory. The only reader of files in this room."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from pipelines.decide.judge import Item
+from pipelines.decide.speed import Block, Request
+from pipelines.errors import EvidenceError
+from pipelines.flow.store import Manifest, manifest
+
+_ITEM = ("eval_set", "item_id", "score", "prompt_hash", "template_id", "slice", "cluster", "filter", "metric",
+         "higher_is_better", "binary", "truncated", "empty", "finish_reason")  # fmt: skip
+_REQUEST = ("engine", "profile", "round", "ok", "ttft_ms", "tpot_ms", "e2e_ms")
+_BLOCK = ("engine", "profile", "round", "wall_s", "requests", "failed", "output_tokens_per_s", "peak_rss_bytes")
+_LOAD = {
+    "threads": "threads",
+    "load_average": "load average",
+    "foreign_cpu_percent": "CPU taken by others, %",
+    "bandwidth_gb_s": "memory bandwidth, GB/s",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Evidence:
+    """Everything that was measured, in memory. Manifests and scores by key16, items by scores key and eval set."""
+
+    variants: Mapping[str, Manifest]
+    engines: Mapping[str, Manifest]
+    scores: Mapping[str, Manifest]
+    items: Mapping[str, Mapping[str, Sequence[Item]]]
+    latency: Manifest | None
+    requests: Sequence[Request]
+    blocks: Sequence[Block]
+    load: Mapping[str, str]
+
+
+def read(*, scores: list[Path], latency: Path | None, engines: list[Path], variants: list[Path]) -> Evidence:
+    """Read every artifact a decision rests on.
+
+    Raises:
+        EvidenceError: a manifest or table that is missing, unreadable or lacks a column.
+    """
+    blocks = _rows(latency / "blocks.parquet", _BLOCK) if latency else []
+    requests = _rows(latency / "requests.parquet", _REQUEST) if latency else []
+    return Evidence(
+        variants={path.name: manifest(path) for path in variants},
+        engines={path.name: manifest(path) for path in engines},
+        scores={path.name: manifest(path) for path in scores},
+        items={path.name: _items(path) for path in scores},
+        latency=manifest(latency) if latency else None,
+        requests=[Request(**{name: row[name] for name in _REQUEST}) for row in requests],
+        blocks=[Block(**{name: row[name] for name in _BLOCK}) for row in blocks],
+        load=_load(blocks),
+    )
+
+
+def _items(path: Path) -> dict[str, list[Item]]:
+    found: dict[str, list[Item]] = {}
+    for row in _rows(path / "items.parquet", _ITEM):
+        fields = {name: row[name] for name in _ITEM if name not in ("eval_set", "finish_reason")}
+        found.setdefault(row["eval_set"], []).append(Item(**fields, cut=row["finish_reason"] == "length"))
+    return found
+
+
+def _load(rows: Sequence[Mapping[str, Any]]) -> dict[str, str]:
+    """Say what the machine was doing while latency was measured, as ranges over blocks."""
+    found = {}
+    for column, what in _LOAD.items():
+        values = [row[column] for row in rows if row.get(column) is not None]
+        if values:
+            low, high = f"{min(values):.4g}", f"{max(values):.4g}"
+            found[what] = low if low == high else f"{low} to {high}"
+    return found
+
+
+def _rows(path: Path, columns: Sequence[str]) -> list[dict[str, Any]]:
+    import pyarrow
+    import pyarrow.parquet
+
+    try:
+        table = pyarrow.parquet.read_table(path)
+    except (OSError, pyarrow.ArrowException) as error:
+        raise EvidenceError(f"{path}: cannot be read ({error}); run `quantgate verify`") from None
+    missing = [name for name in columns if name not in table.column_names]
+    if missing:
+        raise EvidenceError(f"{path}: no column {', '.join(missing)}; it was made by another version, measure again")
+    rows: list[dict[str, Any]] = table.to_pylist()
+    return rows

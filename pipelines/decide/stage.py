@@ -1,0 +1,227 @@
+"""The decision stage: read what was measured, decide, write decision.json and decision.md."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Literal
+
+from pydantic import Field
+
+from pipelines.config import Strict
+from pipelines.decide.decision import decide
+from pipelines.decide.document import markdown
+from pipelines.decide.evidence import Evidence, read
+from pipelines.decide.gate import EvalCard, GateConfig
+from pipelines.decide.judge import Item, judge
+from pipelines.decide.model import Candidate, Speed, Verdict
+from pipelines.decide.speed import PERCENTILES, Request, compare, latencies, throughputs
+from pipelines.errors import ConfigError, Problem, closest
+
+Facts = dict[str, str | int | float | bool | None]
+
+
+class CandidateInput(Strict):
+    """One variant in one engine: labels for people, keys of what was made of it, or why it could not be made."""
+
+    label: str
+    variant: str
+    engine: str
+    quantizer: str = ""
+    scheme: str = ""
+    variant_key: str | None = None
+    engine_key: str | None = None
+    scores: tuple[str, ...] = ()
+    status: Literal["ok", "failed"] = "ok"
+    failure: str | None = None
+
+
+class DecisionConfig(Strict):
+    """What is compared with what, under which gate."""
+
+    campaign: str
+    reference: str
+    candidates: tuple[CandidateInput, ...] = Field(min_length=1)
+    gate: GateConfig
+    eval_sets: dict[str, EvalCard]
+    base: dict[str, str] = Field(default_factory=dict)
+
+
+def run(
+    config: DecisionConfig,
+    out: Path,
+    *,
+    scores: list[Path],
+    latency: Path | None,
+    engines: list[Path],
+    variants: list[Path],
+) -> Facts:
+    """Judge every candidate against the reference and write the decision.
+
+    Raises:
+        ConfigError: the reference is not among the candidates, a label is used twice, or a key is not among the inputs.
+        EvidenceError: an artifact that cannot be read.
+    """
+    evidence = read(scores=scores, latency=latency, engines=engines, variants=variants)
+    _check(config, evidence)
+    reference = next(c for c in config.candidates if c.label == config.reference)
+    candidates = [_candidate(one, reference, config, evidence) for one in config.candidates]
+    decision = decide(config.campaign, candidates, config.reference, config.gate, _conditions(evidence), config.base)
+    text = json.dumps(decision.model_dump(mode="json"), indent=2, ensure_ascii=False)
+    (out / "decision.json").write_text(text + "\n", encoding="utf-8")
+    (out / "decision.md").write_text(markdown(decision), encoding="utf-8")
+    return {"outcome": decision.outcome, "winner": decision.winner, "headline": decision.headline}
+
+
+def _check(config: DecisionConfig, evidence: Evidence) -> None:
+    labels = [c.label for c in config.candidates]
+    found = [
+        Problem("candidates", label, "label used by more than one candidate")
+        for label in sorted({one for one in labels if labels.count(one) > 1})
+    ]
+    if config.reference not in labels:
+        found.append(Problem("reference", config.reference, "no such candidate", closest(config.reference, labels)))
+    for one in config.candidates:
+        wanted = [("variant_key", one.variant_key, evidence.variants), ("engine_key", one.engine_key, evidence.engines)]
+        wanted += [("scores", key, evidence.scores) for key in one.scores]
+        found += [
+            Problem(f"candidates.{one.label}.{name}", key, "not among the inputs of this stage", closest(key, known))
+            for name, key, known in wanted
+            if key is not None and key[:16] not in known
+        ]
+    measured = {name for by_set in evidence.items.values() for name in by_set}
+    found += [
+        Problem("eval_sets", name, "scored, but it has no card here", closest(name, config.eval_sets))
+        for name in sorted(measured - config.eval_sets.keys())
+    ]
+    if found:
+        raise ConfigError(found)
+
+
+def _candidate(one: CandidateInput, reference: CandidateInput, config: DecisionConfig, evidence: Evidence) -> Candidate:
+    variant = evidence.variants[one.variant_key[:16]].facts if one.variant_key else {}
+    engine = evidence.engines[one.engine_key[:16]].facts if one.engine_key else {}
+    items = _items_of(one, evidence)
+    means = {name: mean for name, rows in items.items() if (mean := _mean(rows, config.eval_sets[name])) is not None}
+    compared = one.status == "ok" and one.label != reference.label
+    key = one.engine_key[:16] if one.engine_key else ""
+    return Candidate(
+        label=one.label,
+        variant=one.variant,
+        engine=one.engine,
+        reference=one.label == reference.label,
+        status=one.status,
+        failure=one.failure,
+        quantizer=one.quantizer or _text(variant, "quantizer"),
+        scheme=one.scheme or _text(variant, "scheme"),
+        library=f"{_text(variant, 'library')} {_text(variant, 'library_version')}".strip(),
+        target=_text(engine, "target") or one.engine,
+        native=engine.get("native") is True,
+        native_note=_text(engine, "native_note"),
+        keys=_keys(one, evidence),
+        variant_bytes=_whole(variant, "size_bytes"),
+        engine_bytes=_whole(engine, "size_bytes"),
+        perplexity=_real(engine, "perplexity"),
+        engine_kl=_real(engine, "kl_mean"),
+        scores=means,
+        mean_score=_mean_score(means, config),
+        verdicts=_verdicts(items, _items_of(reference, evidence), config) if compared else (),
+        latency=latencies(_requests_of(one, evidence), sorted({*PERCENTILES, config.gate.latency.percentile})),
+        throughput=throughputs([b for b in evidence.blocks if b.engine == key]),
+        speed=_speed(one, reference, config, evidence) if compared else None,
+        pareto=False,
+        outcome=None,
+        reasons=(),
+    )
+
+
+def _verdicts(
+    items: Mapping[str, Sequence[Item]], reference: Mapping[str, Sequence[Item]], config: DecisionConfig
+) -> tuple[Verdict, ...]:
+    return tuple(
+        verdict
+        for name, card in config.eval_sets.items()
+        for verdict in judge(reference.get(name), items.get(name), name, card, config.gate)
+    )
+
+
+def _speed(one: CandidateInput, reference: CandidateInput, config: DecisionConfig, evidence: Evidence) -> Speed | None:
+    if evidence.latency is None:
+        return None
+    emulated = [
+        f"{side.label} is emulated ({_text(facts, 'native_note') or 'its engine does not run the format natively'})"
+        for side in (reference, one)
+        if side.engine_key and (facts := evidence.engines[side.engine_key[:16]].facts).get("native") is not True
+    ]
+    ours, theirs = _requests_of(reference, evidence), _requests_of(one, evidence)
+    return compare(ours, theirs, config.gate.speed, config.gate.confidence, "; ".join(emulated))
+
+
+def _requests_of(one: CandidateInput, evidence: Evidence) -> list[Request]:
+    return [r for r in evidence.requests if one.engine_key and r.engine == one.engine_key[:16]]
+
+
+def _items_of(one: CandidateInput, evidence: Evidence) -> dict[str, Sequence[Item]]:
+    return {name: rows for key in one.scores for name, rows in evidence.items[key[:16]].items()}
+
+
+def _keys(one: CandidateInput, evidence: Evidence) -> dict[str, str]:
+    found = {"variant": one.variant_key, "engine": one.engine_key}
+    found |= {f"scores/{name}": key for key in one.scores for name in evidence.items[key[:16]]}
+    found |= {"latency": evidence.latency.key} if evidence.latency else {}
+    return {name: key for name, key in found.items() if key is not None}
+
+
+def _mean(rows: Sequence[Item], card: EvalCard) -> float | None:
+    scores = [i.score for i in rows if card.filter in (None, i.filter)]
+    known = [s for s in scores if s is not None and math.isfinite(s)]
+    return math.fsum(known) / len(known) if scores and len(known) == len(scores) else None
+
+
+def _mean_score(means: Mapping[str, float], config: DecisionConfig) -> float | None:
+    """Average over the eval sets where higher is better; None unless all of them were scored."""
+    wanted = [name for name, card in config.eval_sets.items() if card.higher_is_better and card.family != "perplexity"]
+    if not wanted or any(name not in means for name in wanted):
+        return None
+    return math.fsum(means[name] for name in wanted) / len(wanted)
+
+
+def _conditions(evidence: Evidence) -> dict[str, str]:
+    """Name everything the figures depend on, each with the date it was measured."""
+    found: dict[str, str] = {}
+    if evidence.scores:
+        found["scores measured"] = _span(m.started for m in evidence.scores.values())
+    if evidence.latency is not None:
+        facts = evidence.latency.facts
+        found["latency measured"] = evidence.latency.started
+        found |= {name: str(facts[name]) for name in ("device", "profiles", "rounds") if facts.get(name) is not None}
+        found |= evidence.load
+    versions = {
+        f"{k} {v}" for m in (*evidence.engines.values(), *evidence.variants.values()) for k, v in m.toolchain.items()
+    }
+    if versions:
+        found["toolchains"] = ", ".join(sorted(versions))
+    return found
+
+
+def _span(dates: Iterable[str]) -> str:
+    ordered = sorted(dates)
+    return ordered[0] if ordered[0] == ordered[-1] else f"{ordered[0]} to {ordered[-1]}"
+
+
+def _text(facts: Mapping[str, object], name: str) -> str:
+    found = facts.get(name)
+    return "" if found is None else str(found)
+
+
+def _real(facts: Mapping[str, object], name: str) -> float | None:
+    found = facts.get(name)
+    is_number = isinstance(found, int | float) and not isinstance(found, bool) and math.isfinite(found)
+    return float(found) if is_number and isinstance(found, int | float) else None
+
+
+def _whole(facts: Mapping[str, object], name: str) -> int | None:
+    found = _real(facts, name)
+    return None if found is None else int(found)
