@@ -48,9 +48,14 @@ class Event:
 Watch = Callable[[Event], None]
 
 
-def execute(plan: Plan, store: Store, watch: Watch, env: Mapping[str, str]) -> dict[str, Outcome]:
-    """Run what must run, in order, and say what became of every step by key. One failure ends only what needs it."""
-    outcomes: dict[str, Outcome] = {}
+def execute(
+    plan: Plan, store: Store, watch: Watch, env: Mapping[str, str], before: Mapping[str, Outcome] | None = None
+) -> dict[str, Outcome]:
+    """Run what must run, in order, and say what became of every step by key. One failure ends only what needs it.
+
+    `before` holds the outcomes of steps that an earlier call took care of.
+    """
+    outcomes: dict[str, Outcome] = dict(before or {})
     waiting: dict[str, Step] = {}
     for planned in plan.steps:
         if planned.state == "reuse":

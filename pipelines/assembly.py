@@ -1,0 +1,288 @@
+"""From a campaign to its steps: checkpoint -> variant -> engine -> {scores, latency} -> decision -> report, MLflow.
+
+Pure: nothing is read here but what `Campaign` already holds and the digests of small text files.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+
+from pydantic import BaseModel
+
+from pipelines.campaign import Campaign, Engine, Variant
+from pipelines.config import find
+from pipelines.decide.stage import CandidateInput, DecisionConfig
+from pipelines.evaluate.evalset import Evalset
+from pipelines.evaluate.scores import ScoresConfig
+from pipelines.flow import toolchain
+from pipelines.flow.device import describe
+from pipelines.flow.stage import Stage, Step
+from pipelines.intake.digests import text_sha256
+from pipelines.quantize.reference import ReferenceConfig
+from pipelines.quantize.table import Quantizer
+from pipelines.track.report import ReportConfig
+from pipelines.track.runs import TrackConfig
+
+_TORCH = ("torch", "transformers", "tokenizers")
+_READERS = (*_TORCH, "compressed-tensors", "gptqmodel")
+
+CHECKPOINT = Stage(
+    "checkpoint", "checkpoint", 1, "pipelines.intake.imported:run", "pipelines.intake.checkpoint:ImportConfig", (*_TORCH, "gguf")
+)
+CALIBRATION = Stage(
+    "calibration", "calibration", 1, "pipelines.intake.calibration:run", "pipelines.intake.calibration:CalibrationConfig", _TORCH
+)
+REFERENCE = Stage(
+    "reference", "reference", 1, "pipelines.quantize.reference:run_reference",
+    "pipelines.quantize.reference:ReferenceConfig", _READERS,
+)  # fmt: skip
+SCORES = Stage(
+    "scores", "scores", 1, "pipelines.evaluate.harness:run", "pipelines.evaluate.scores:ScoresConfig", ("lm-eval", "tokenizers")
+)
+LATENCY = Stage(
+    "latency", "latency", 1, "pipelines.probe.stage:run", "pipelines.probe.config:ProbeConfig", ("aiohttp", "uvloop"),
+    device_bound=True,
+)  # fmt: skip
+DECISION = Stage("decision", "decision", 1, "pipelines.decide.stage:run", "pipelines.decide.stage:DecisionConfig", ("scipy",))
+REPORT = Stage("report", "report", 1, "pipelines.track.report:run", "pipelines.track.report:ReportConfig")
+TRACK = Stage("track", "track", 1, "pipelines.track.runs:run", "pipelines.track.runs:TrackConfig", ("mlflow",))
+
+# Seconds on a machine that has not run a stage yet; afterwards its own last run is the estimate.
+_FIRST_GUESS = {"checkpoint": 15.0, "calibration": 8.0, "variant": 45.0, "reference": 20.0, "engine": 35.0, "scores": 12.0}
+
+
+@dataclass(frozen=True)
+class CandidateSteps:
+    """A variant in an engine: the steps that make and measure it."""
+
+    label: str
+    variant: Variant
+    engine: Engine
+    quantized: Step
+    checked: Step
+    built: Step
+    scores: Mapping[str, Step]
+
+    @property
+    def steps(self) -> Iterator[Step]:
+        yield from (self.quantized, self.checked, self.built, *self.scores.values())
+
+    def failure(self, failures: Mapping[str, str]) -> str | None:
+        """Why this candidate cannot be judged: its first failed step, or None."""
+        return next((f"{s.label}: {failures[s.key]}" for s in self.steps if s.key in failures), None)
+
+
+@dataclass(frozen=True, slots=True)
+class Assembled:
+    """All steps of a campaign."""
+
+    base: Step
+    candidates: tuple[CandidateSteps, ...]
+    latency: Step | None
+    decision: Step
+    report: Step
+    track: Step
+
+
+@dataclass(frozen=True)
+class _Assembly:
+    """What the steps of one campaign share."""
+
+    campaign: Campaign
+    failures: Mapping[str, str]
+    timings: Mapping[str, float]
+
+    def step(
+        self, stage: Stage, label: str, config: BaseModel, size: float = 0, batch: str | None = None, **inputs: Step | tuple[Step, ...]
+    ) -> Step:
+        device = describe() if stage.device_bound else None
+        seconds = self.timings.get(stage.name, _FIRST_GUESS.get(stage.kind, 5.0))
+        return Step(stage, label, config, inputs, toolchain.versions(stage.packages), device, batch, seconds, int(size))
+
+    @cached_property
+    def base(self) -> Step:
+        inspected = self.campaign.base
+        copied = inspected.parameters * 2 if inspected.config.kind == "gguf" else 0
+        return self.step(CHECKPOINT, "checkpoint", inspected.config, copied)
+
+    @cached_property
+    def calibration(self) -> Step:
+        given = self.campaign.config.calibration
+        source = find(given.source)
+        pinned = {"source": str(source), "source_sha256": text_sha256(source)} if source.is_file() else {}
+        held_out = tuple(str(e.items_path) for e in self.campaign.evalsets if e.items_path is not None)
+        config = given.model_copy(update={**pinned, "held_out": held_out})
+        return self.step(CALIBRATION, "calibration", config, checkpoint=self.base)
+
+    def quantized(self, variant: Variant) -> Step:
+        row = variant.row
+        inputs = {"checkpoint": self.base}
+        if row.needs_calibration(variant.config):
+            inputs["calibration"] = self.calibration
+        size = self.campaign.base.parameters * variant.scheme.weight_bits / 8 if variant.scheme.quantized else 0
+        return self.step(_quantizer_stage(row), f"variant {variant.name}", variant.config, size, **inputs)
+
+    def checked(self, variant: Variant, quantized: Step, baseline: Step | None) -> Step:
+        held_out = self.campaign.config.held_out
+        text = find(held_out.text)
+        config = ReferenceConfig(
+            text_path=str(text),
+            text_sha256=text_sha256(text),
+            windows=held_out.windows,
+            length=held_out.length,
+            max_ratio=held_out.max_ratio,
+        )
+        base = {} if baseline is None else {"base": baseline}
+        return self.step(REFERENCE, f"reload {variant.name}", config, variant=quantized, **base)
+
+    def built(self, label: str, engine: Engine, variant: Variant, quantized: Step, checked: Step) -> Step:
+        row = engine.row
+        stage = Stage("engine", f"engine.{row.name}", row.version, row.build, row.config_type, row.packages)
+        bits = min(variant.scheme.weight_bits, 32)
+        size = self.campaign.base.parameters * (bits / 8 if 2 <= bits <= 8 and variant.scheme.weight_type == "int" else 4)
+        return self.step(stage, f"engine {label}", engine.config, size, variant=quantized, reference=checked)
+
+    def scored(self, label: str, built: Step) -> dict[str, Step]:
+        """Scores of one engine share a process, and with it imports and the running engine."""
+        return {
+            e.name: self.step(SCORES, f"score {label} on {e.name}", _scores_config(e), 1e6, f"score {built.key}", engine=built)
+            for e in self.campaign.evalsets
+        }
+
+
+def assemble(campaign: Campaign, failures: Mapping[str, str], timings: Mapping[str, float]) -> Assembled:
+    """Make the steps. `failures` maps keys of failed steps to why: their candidates are decided on as failed.
+
+    `timings` maps stage names to the seconds they took here last, for the estimates.
+    """
+    this = _Assembly(campaign, failures, timings)
+    candidates = tuple(_candidates(this))
+    alive = tuple(c for c in candidates if c.failure(failures) is None)
+    latency = _latency(this, alive)
+    decision = _decision(this, candidates, alive, latency)
+    measured = {} if latency is None else {"latency": latency}
+    report = this.step(REPORT, "report", ReportConfig(title=campaign.config.campaign), 1e6, decision=decision, **measured)
+    scores = tuple(s for c in alive for s in c.scores.values())
+    track = this.step(TRACK, "track in MLflow", _track_config(campaign), decision=decision, report=report, scores=scores, **measured)
+    return Assembled(this.base, candidates, latency, decision, report, track)
+
+
+def _candidates(this: _Assembly) -> Iterator[CandidateSteps]:
+    campaign = this.campaign
+    reference = next(v for v in campaign.variants if v.name == campaign.config.reference)
+    baseline = this.checked(reference, this.quantized(reference), None)
+    for variant in campaign.variants:
+        quantized = this.quantized(variant)
+        checked = baseline if variant is reference else this.checked(variant, quantized, baseline)
+        for engine in campaign.engines:
+            if engine.name in variant.engines and engine.row.redundant(engine.config, variant.scheme) is None:
+                label = variant.name if len(campaign.engines) == 1 else f"{variant.name}@{engine.name}"
+                built = this.built(label, engine, variant, quantized, checked)
+                yield CandidateSteps(label, variant, engine, quantized, checked, built, this.scored(label, built))
+
+
+def _quantizer_stage(row: Quantizer) -> Stage:
+    return Stage("variant", f"variant.{row.name}", row.version, row.function, row.config_type, (*_TORCH, *row.packages))
+
+
+def _scores_config(evalset: Evalset) -> ScoresConfig:
+    return ScoresConfig(evalset=evalset.config, digest=evalset.digest)
+
+
+def _latency(this: _Assembly, alive: tuple[CandidateSteps, ...]) -> Step | None:
+    """One probe of all engines, so that their blocks are interleaved in time."""
+    if not alive:
+        return None
+    given = this.campaign.config.probe
+    prompts = find(given.prompts)
+    config = given.model_copy(
+        update={
+            "prompts": str(prompts),
+            "prompts_sha256": text_sha256(prompts),
+            "threads": given.threads or this.campaign.threads,
+        }
+    )
+    step = this.step(LATENCY, "latency of all engines", config, 2e6, engines=tuple(c.built for c in alive))
+    return None if step.key in this.failures else step
+
+
+def reference_label(campaign: Campaign, candidates: tuple[CandidateSteps, ...]) -> str:
+    """The candidate others are compared with: the reference variant in the campaign's first engine that has it."""
+    name = campaign.config.reference
+    return next((c.label for c in candidates if c.variant.name == name), name)
+
+
+def _decision(
+    this: _Assembly, candidates: tuple[CandidateSteps, ...], alive: tuple[CandidateSteps, ...], latency: Step | None
+) -> Step:
+    campaign = this.campaign
+    config = DecisionConfig(
+        campaign=campaign.config.campaign,
+        reference=reference_label(campaign, candidates),
+        candidates=tuple(_candidate_input(c, this.failures) for c in candidates),
+        gate=campaign.config.gate,
+        eval_sets=dict(campaign.cards),
+        base=_base_facts(campaign),
+    )
+    return this.step(
+        DECISION,
+        "decision",
+        config,
+        1e5,
+        scores=tuple(s for c in alive for s in c.scores.values()),
+        engines=tuple(c.built for c in alive),
+        variants=tuple({c.quantized.key: c.quantized for c in alive}.values()),
+        **({} if latency is None else {"latency": latency}),
+    )
+
+
+def _candidate_input(c: CandidateSteps, failures: Mapping[str, str]) -> CandidateInput:
+    failure = c.failure(failures)
+    alive = failure is None
+    return CandidateInput(
+        label=c.label,
+        variant=c.variant.name,
+        engine=c.engine.name,
+        quantizer=c.variant.row.name,
+        scheme=str(c.variant.scheme),
+        variant_key=c.quantized.key if alive else None,
+        engine_key=c.built.key if alive else None,
+        scores=tuple(s.key for s in c.scores.values()) if alive else (),
+        status="ok" if alive else "failed",
+        failure=failure,
+    )
+
+
+def _base_facts(campaign: Campaign) -> dict[str, str]:
+    base, given = campaign.base, campaign.config.checkpoint
+    return {
+        "source": given.source,
+        "revision": given.revision or "",
+        "digest": base.config.digest,
+        "architecture": base.architecture,
+        "parameters": f"{base.parameters:,}",
+        "licence": base.config.licence or "not stated",
+        "prior quantization": base.prior_quantization or "none",
+        "note": given.note,
+    }
+
+
+def _track_config(campaign: Campaign) -> TrackConfig:
+    tracking, name = campaign.config.tracking, campaign.config.campaign
+    return TrackConfig(
+        tracking_uri=absolute_uri(tracking.uri),
+        experiment=tracking.experiment or name,
+        registered_model=tracking.registered_model or name,
+        config=campaign.config.model_dump(mode="json"),
+    )
+
+
+def absolute_uri(uri: str) -> str:
+    """Make a sqlite URI's relative path absolute, so that every process means the same database."""
+    prefix = "sqlite:///"
+    if uri.startswith(prefix) and not uri.startswith(prefix + "/"):
+        return prefix + str(Path(uri.removeprefix(prefix)).resolve())
+    return uri

@@ -1,0 +1,217 @@
+"""A campaign: what to take through the pipeline, validated as one model, all problems told at once."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from pydantic import BaseModel, Field, ValidationError
+
+from pipelines.config import Strict, find, parse, problems_of
+from pipelines.decide.gate import EvalCard, GateConfig
+from pipelines.engine.table import TARGETS, Target
+from pipelines.errors import ConfigError, InputError, Problem, closest
+from pipelines.evaluate.evalset import Evalset, EvalsetConfig
+from pipelines.evaluate.evalset import load as load_evalset
+from pipelines.flow.device import describe
+from pipelines.flow.stage import resolve
+from pipelines.intake.calibration import CalibrationConfig
+from pipelines.intake.checkpoint import CheckpointConfig, Inspected, inspect
+from pipelines.intake.digests import DigestCache
+from pipelines.probe.config import ProbeConfig
+from pipelines.quantize import scheme as schemes
+from pipelines.quantize.table import QUANTIZERS, Quantizer
+
+
+class Paths(Strict):
+    """Where artifacts go."""
+
+    store: str = Field("engines_out", description="artifact store; one directory per artifact, safe to share between runs")
+
+
+class HeldOut(Strict):
+    """The text every variant and engine is checked on before it is scored, and how far perplexity may rise."""
+
+    text: str
+    windows: int = Field(4, ge=1)
+    length: int = Field(512, ge=16)
+    max_ratio: float = Field(3.0, gt=1, description="a variant whose perplexity is above this times the base's is noise")
+
+
+class Tracking(Strict):
+    """Where results are shown."""
+
+    uri: str = Field("sqlite:///mlruns/mlflow.db", description="any MLflow tracking URI; sqlite paths are relative to here")
+    experiment: str = Field("", description="MLflow experiment; empty means the campaign's name")
+    registered_model: str = Field("", description="registry name of promoted engines; empty means the campaign's name")
+
+
+class Executor(Strict):
+    """How stages run on this machine."""
+
+    threads: int | None = Field(None, ge=1, description="threads for stages and servers; null means every core")
+    offline: bool = Field(False, description="forbid stages to reach a model hub")
+
+
+class CampaignConfig(Strict):
+    """The whole of conf/config.yaml after composition; variants and engines are checked by their own rows' models."""
+
+    campaign: str = Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.-]*$")
+    checkpoint: CheckpointConfig
+    calibration: CalibrationConfig
+    variant: dict[str, dict[str, Any]] = Field(min_length=1)
+    engine: dict[str, dict[str, Any]] = Field(min_length=1)
+    evalset: dict[str, EvalsetConfig] = Field(min_length=1)
+    held_out: HeldOut
+    probe: ProbeConfig
+    gate: GateConfig
+    reference: str = Field("baseline", description="the variant every other one is compared with")
+    tracking: Tracking = Tracking()
+    paths: Paths = Paths()
+    executor: Executor = Executor()
+
+
+@dataclass(frozen=True, slots=True)
+class Variant:
+    """A variant of the campaign: a row of the quantizer table with its validated config."""
+
+    name: str
+    row: Quantizer
+    config: BaseModel
+    scheme: schemes.Scheme
+    engines: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Engine:
+    """An engine of the campaign: a row of the target table with its validated config."""
+
+    name: str
+    row: Target
+    config: BaseModel
+
+
+@dataclass(frozen=True, slots=True)
+class Campaign:
+    """Everything the user asked for, checked, before any step is made of it."""
+
+    config: CampaignConfig
+    base: Inspected
+    variants: tuple[Variant, ...]
+    engines: tuple[Engine, ...]
+    evalsets: tuple[Evalset, ...]
+    cards: Mapping[str, EvalCard]
+
+    @property
+    def threads(self) -> int:
+        return self.config.executor.threads or int(describe()["cores"])
+
+
+def open_campaign(data: Mapping[str, Any]) -> Campaign:
+    """Validate composed configuration and everything it points to.
+
+    Raises:
+        ConfigError: every problem that can be found without running a stage, each with the key to change.
+    """
+    config = parse(CampaignConfig, data)
+    problems: list[Problem] = []
+    engines = _engines(config, problems)
+    variants = _variants(config, engines, problems)
+    evalsets = _evalsets(config, problems)
+    base = _base(config, problems)
+    if config.reference not in config.variant:
+        problems.append(
+            Problem("reference", config.reference, "is not among the variants", closest(config.reference, config.variant))
+        )
+    if base is not None:
+        for variant in variants:
+            problems += _misfits(variant, base)
+    if problems or base is None:
+        raise ConfigError(problems)
+    cards = {e.name: e.gate_card() for e in evalsets}
+    return Campaign(config, base, tuple(variants), tuple(engines), tuple(evalsets), cards)
+
+
+def _base(config: CampaignConfig, problems: list[Problem]) -> Inspected | None:
+    try:
+        return inspect(config.checkpoint, DigestCache(Path(config.paths.store).resolve() / ".digests.json"))
+    except InputError as error:
+        problems.append(_said("checkpoint.source", config.checkpoint.source, error))
+    return None
+
+
+def _said(key: str, value: object, error: Exception) -> Problem:
+    return Problem(key, value, str(error).removeprefix(f"{key}={value!r}: "))
+
+
+def _engines(config: CampaignConfig, problems: list[Problem]) -> list[Engine]:
+    found = []
+    for name, given in config.engine.items():
+        target = str(given.get("target", ""))
+        if target not in TARGETS:
+            problems.append(Problem(f"engine.{name}.target", target, "no such target", closest(target, TARGETS)))
+            continue
+        row = TARGETS[target]
+        checked = _row_config(row.config_type, given, f"engine.{name}", problems)
+        if checked is not None:
+            found.append(Engine(name, row, checked))
+    return found
+
+
+def _variants(config: CampaignConfig, engines: list[Engine], problems: list[Problem]) -> list[Variant]:
+    found = []
+    names = [e.name for e in engines]
+    for name, given in config.variant.items():
+        rest = dict(given)
+        wanted = rest.pop("engines", None) or names
+        quantizer = str(rest.get("quantizer", ""))
+        for lost in sorted(set(wanted) - set(config.engine)):
+            problems.append(Problem(f"variant.{name}.engines", lost, "no such engine here", closest(lost, config.engine)))
+        if quantizer not in QUANTIZERS:
+            problems.append(
+                Problem(f"variant.{name}.quantizer", quantizer, "no such quantizer", closest(quantizer, QUANTIZERS))
+            )
+            continue
+        row = QUANTIZERS[quantizer]
+        checked = _row_config(row.config_type, rest, f"variant.{name}", problems)
+        if checked is not None:
+            scheme = schemes.parse(str(getattr(checked, "scheme", "") or "BF16"))
+            found.append(Variant(name, row, checked, scheme, tuple(e for e in names if e in wanted)))
+    return found
+
+
+def _row_config(config_type: str, given: Mapping[str, Any], key: str, problems: list[Problem]) -> BaseModel | None:
+    model: type[BaseModel] = resolve(config_type)  # type: ignore[assignment]
+    try:
+        return model.model_validate(given)
+    except ValidationError as error:
+        problems += problems_of(error, model, key)
+    return None
+
+
+def _evalsets(config: CampaignConfig, problems: list[Problem]) -> list[Evalset]:
+    found = []
+    for name, given in config.evalset.items():
+        try:
+            found.append(load_evalset(given))
+        except InputError as error:
+            problems.append(_said(f"evalset.{name}", given.path or given.task, error))
+    if not find(config.held_out.text).is_file():
+        problems.append(Problem("held_out.text", config.held_out.text, "no such file"))
+    return found
+
+
+def _misfits(variant: Variant, base: Inspected) -> list[Problem]:
+    ignore = tuple(getattr(variant.config, "ignore", ()))
+    return schemes.misfit_problems(f"variant.{variant.name}.scheme", variant.scheme, base.linear_shapes, ignore)
+
+
+def free_bytes(store: Path) -> int:
+    """Space left where the store is, or will be."""
+    at = store
+    while not at.exists():
+        at = at.parent
+    return shutil.disk_usage(at).free

@@ -1,0 +1,159 @@
+"""The command line: `quantgate VERB [overrides]`. Tables for people on stdout; with --json one JSON document last.
+
+Exit codes: 0 promote (or the verb did its work), 3 hold, 4 reject, 1 failed, 2 bad configuration or input, 6 this
+machine cannot, 7 evidence missing or unlike, 130 interrupted.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import signal
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from pipelines import __version__
+from pipelines.errors import ConfigError, QuantgateError, closest
+
+OUTCOME_CODES = {"promote": 0, "hold": 3, "reject": 4}
+INTERRUPTED = 130
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """What a verb ends with: its exit code and the document that --json prints."""
+
+    code: int
+    document: dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Verb:
+    """One verb: what it does, and whether it takes Hydra overrides."""
+
+    summary: str
+    run: Callable[[argparse.Namespace], Answer]
+    overrides: bool = False
+    arguments: Callable[[argparse.ArgumentParser], None] | None = None
+
+
+def entry() -> None:
+    """The console script."""
+    sys.exit(main(sys.argv[1:]))
+
+
+def main(argv: Sequence[str]) -> int:
+    """Run one verb and return its exit code; errors of ours become one message, never a traceback."""
+    verbs = _verbs()
+    if not argv or argv[0] in ("-h", "--help", "help"):
+        print(_help(verbs))
+        return 0
+    if argv[0] == "--version":
+        print(f"quantgate {__version__}")
+        return 0
+    if argv[0] not in verbs:
+        print(f"error: no verb {argv[0]!r}; {closest(argv[0], verbs)}", file=sys.stderr)
+        return ConfigError.exit_code
+    args = _parser(argv[0], verbs[argv[0]]).parse_intermixed_args(list(argv[1:]))
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
+    try:
+        answer = verbs[argv[0]].run(args)
+    except QuantgateError as error:
+        return _complain(error, as_json=args.json)
+    except KeyboardInterrupt:
+        print("interrupted; what was finished is kept, run the same command again to go on", file=sys.stderr)
+        return INTERRUPTED
+    if args.json:
+        print(json.dumps({"verb": argv[0], "exit_code": answer.code, **answer.document}, default=str))
+    return answer.code
+
+
+def _complain(error: QuantgateError, *, as_json: bool) -> int:
+    lines = str(error).splitlines() or [type(error).__name__]
+    problems = error.problems if isinstance(error, ConfigError) else ()
+    if len(problems) > 1:
+        print(f"error: {len(problems)} problems in the configuration", file=sys.stderr)
+        lines = [f"  {line}" for line in lines]
+    else:
+        lines[0] = f"error: {lines[0]}"
+    print("\n".join(lines), file=sys.stderr)
+    if as_json:
+        print(json.dumps({"exit_code": error.exit_code, "error": type(error).__name__, "message": str(error)}))
+    return error.exit_code
+
+
+def _parser(name: str, verb: Verb) -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog=f"quantgate {name}", description=verb.summary, allow_abbrev=False)
+    parser.add_argument("--json", action="store_true", help="print one JSON document as the last line of stdout")
+    if verb.overrides:
+        parser.add_argument("overrides", nargs="*", help="Hydra overrides: variant=[baseline,awq_w4a16_g64] gate.alpha=0.01")
+        parser.add_argument("--config-dir", help="a conf/ directory of your own instead of the shipped one")
+    if verb.arguments:
+        verb.arguments(parser)
+    return parser
+
+
+def _help(verbs: dict[str, Verb]) -> str:
+    lines = [f"  {name:9} {verb.summary}" for name, verb in verbs.items()]
+    return "\n".join(
+        [
+            "usage: quantgate VERB [overrides] [--json]",
+            "",
+            "Take a base checkpoint through quantization and engine builds to an engine that may be promoted, and prove why.",
+            "",
+            *lines,
+            "",
+            "`quantgate VERB --help` says more. Exit codes: 0 promote or done, 3 hold, 4 reject, 1 failed,",
+            "2 bad configuration or input, 6 this machine cannot, 7 evidence missing or unlike, 130 interrupted.",
+        ]
+    )
+
+
+def _sweepable(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("-m", "--multirun", action="store_true", help="run once for every combination of comma-separated overrides")
+
+
+def _promotable(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--actor", help="who promotes; default: the user this runs as")
+    parser.add_argument("--override", metavar="REASON", help="promote without a decision of promote, for this reason")
+    parser.add_argument("--candidate", help="with --override: which candidate")
+
+
+def _port(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--port", type=int, default=5000, help="loopback port of the MLflow server")
+
+
+def _gc(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--keep", type=int, default=3, help="decisions kept per campaign, newest first")
+    parser.add_argument("--dry-run", action="store_true", help="only say what would go")
+
+
+def _verbs() -> dict[str, Verb]:
+    def lazily(module: str, function: str) -> Callable[[argparse.Namespace], Answer]:
+        def run(args: argparse.Namespace) -> Answer:
+            from importlib import import_module
+
+            answer: Answer = getattr(import_module(module), function)(args)
+            return answer
+
+        return run
+
+    campaign, keeping = "pipelines.verbs.campaign", "pipelines.verbs.store"
+    return {
+        "plan": Verb("show every step, reused or to do and why, its time and size, and every problem at once",
+                     lazily(campaign, "plan"), True),
+        "run": Verb("take a campaign from the base checkpoint to a decision, a report and MLflow",
+                    lazily(campaign, "run"), True, _sweepable),
+        "score": Verb("run a campaign as far as its scores", lazily(campaign, "score"), True),
+        "probe": Verb("run a campaign as far as scores and latency", lazily(campaign, "probe"), True),
+        "decide": Verb("run a campaign as far as its decision and report", lazily(campaign, "decide"), True),
+        "promote": Verb("make the winner of a decision the champion", lazily(campaign, "promote"), True, _promotable),
+        "rollback": Verb("make the previous champion the champion again", lazily(campaign, "rollback"), True, _promotable),
+        "status": Verb("show the decisions made here", lazily(keeping, "status"), True),
+        "ui": Verb("open the results in MLflow", lazily(campaign, "ui"), True, _port),
+        "doctor": Verb("say what this machine can do and what is missing", lazily(keeping, "doctor"), True),
+        "gc": Verb("remove artifacts that no recent decision and no alias reaches", lazily(keeping, "gc"), True, _gc),
+        "verify": Verb("hash every artifact again and name what differs", lazily(keeping, "verify"), True),
+    }  # fmt: skip

@@ -1,0 +1,133 @@
+"""Take a campaign through its steps: make candidates, probe the engines that came out, decide, report, track."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Literal
+
+from pipelines.assembly import Assembled, assemble
+from pipelines.campaign import Campaign, free_bytes
+from pipelines.decide.model import Decision
+from pipelines.errors import EnvironmentProblem
+from pipelines.flow.executor import Outcome, Watch, execute
+from pipelines.flow.plan import Plan, plan
+from pipelines.flow.stage import Step
+from pipelines.flow.store import Store, manifest
+
+Until = Literal["score", "probe", "decide", "run"]
+
+
+@dataclass(slots=True)
+class Conducted:
+    """What a run did and found."""
+
+    assembled: Assembled
+    outcomes: dict[str, Outcome] = field(default_factory=dict)
+    decision: Decision | None = None
+
+    def state(self, step: Step | None) -> str:
+        outcome = None if step is None else self.outcomes.get(step.key)
+        return "not run" if outcome is None else outcome.state
+
+    @property
+    def failed(self) -> list[Outcome]:
+        return [o for o in self.outcomes.values() if o.state == "failed"]
+
+
+class Timings:
+    """How long each stage took here last, by stage name: the estimates of the next plan."""
+
+    def __init__(self, store: Store) -> None:
+        self._path = store.root / ".timings.json"
+        try:
+            self.seconds: dict[str, float] = json.loads(self._path.read_text())
+        except (OSError, ValueError):
+            self.seconds = {}
+
+    def learn(self, outcomes: Iterable[Outcome], store: Store) -> None:
+        made = [o.step for o in outcomes if o.state == "made"]
+        if not made:
+            return
+        for step in made:
+            self.seconds[step.stage.name] = manifest(store.path(step.stage.kind, step.key)).seconds
+        fresh = self._path.with_suffix(".new")
+        fresh.write_text(json.dumps(self.seconds))
+        fresh.replace(self._path)
+
+
+def goals(assembled: Assembled, until: Until) -> list[Step]:
+    """The steps whose artifacts a verb asks for."""
+    made = [step for candidate in assembled.candidates for step in candidate.steps]
+    if until != "score":
+        made += [assembled.latency] if assembled.latency is not None else []
+    if until in ("decide", "run"):
+        made += [assembled.decision, assembled.report]
+    return [*made, assembled.track] if until == "run" else made
+
+
+def conduct(campaign: Campaign, store: Store, until: Until, watch: Watch) -> Conducted:
+    """Run a campaign as far as asked. A failed candidate is decided on as failed; the others go on."""
+    from pipelines.track.ui import recorded
+
+    store.prepare()
+    store.sweep()
+    timings = Timings(store)
+    env = environment(campaign)
+    done = Conducted(assemble(campaign, {}, timings.seconds))
+    _forget_lost_track(done.assembled.track, store, recorded)
+    first = plan(goals(done.assembled, "score"), store)
+    _check_space(plan(goals(done.assembled, until), store), store)
+    for wanted in _rounds(until):
+        failures = _failures(done.outcomes)
+        if failures:
+            done.assembled = assemble(campaign, failures, timings.seconds)
+            _forget_lost_track(done.assembled.track, store, recorded)
+        now = first if wanted == "score" else plan(goals(done.assembled, wanted), store)
+        fresh = Plan(tuple(p for p in now.steps if p.step.key not in done.outcomes))
+        outcomes = execute(fresh, store, watch, env, done.outcomes)
+        done.outcomes.update(outcomes)
+        timings.learn(outcomes.values(), store)
+    if until in ("decide", "run") and done.state(done.assembled.decision) in ("made", "reused"):
+        path = store.path("decision", done.assembled.decision.key) / "decision.json"
+        done.decision = Decision.model_validate_json(path.read_bytes())
+    return done
+
+
+def _rounds(until: Until) -> tuple[Until, ...]:
+    """Failures of one round change the steps of the next, so what depends on all candidates comes later."""
+    return ("score", "probe", "decide", "run")[: ("score", "probe", "decide", "run").index(until) + 1]
+
+
+def _failures(outcomes: Mapping[str, Outcome]) -> dict[str, str]:
+    return {key: o.message for key, o in outcomes.items() if o.state in ("failed", "skipped")}
+
+
+def environment(campaign: Campaign) -> dict[str, str]:
+    """What every stage's process is told about this machine."""
+    threads = str(campaign.threads)
+    env = {"OMP_NUM_THREADS": threads, "QUANTGATE_THREADS": threads}
+    offline = {"HF_HUB_OFFLINE": "1", "HF_DATASETS_OFFLINE": "1", "TRANSFORMERS_OFFLINE": "1"}
+    return env | (offline if campaign.config.executor.offline else {})
+
+
+def _forget_lost_track(step: Step, store: Store, recorded: object) -> None:
+    """A track record whose MLflow run is gone (the database was removed) is no record; make it again."""
+    artifact = store.path("track", step.key)
+    if not store.has("track", step.key) or not callable(recorded):
+        return
+    facts = manifest(artifact).facts
+    if not recorded(str(facts.get("tracking_uri", "")), str(facts.get("run_id", ""))):
+        shutil.rmtree(artifact)
+
+
+def _check_space(everything: Plan, store: Store) -> None:
+    needed, free = everything.size_bytes, free_bytes(store.root)
+    if needed > free:
+        raise EnvironmentProblem(
+            f"paths.store={str(store.root)!r}: this campaign needs about {needed / 2**30:.1f} GiB and {free / 2**30:.1f} "
+            "GiB are free; choose another store, free some space or run `quantgate gc`"
+        )

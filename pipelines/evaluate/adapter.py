@@ -1,0 +1,174 @@
+"""lm-eval's model interface over an endpoint: text becomes token ids here, once, and every engine gets the same ids.
+
+Only `harness` imports this module; it needs lm-eval.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import itertools
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from lm_eval.api.model import TemplateLM
+from lm_eval.utils import get_rolling_token_windows, make_disjoint_window
+
+from pipelines.engine.endpoint import Endpoint, TokenScore
+from pipelines.errors import EvidenceError
+from pipelines.flow import progress
+
+if TYPE_CHECKING:
+    from lm_eval.api.instance import Instance
+    from tokenizers import Tokenizer
+
+DEFAULT_MAX_NEW = 256  # lm-eval's own default for generate_until
+
+
+@dataclass(slots=True)
+class Trace:
+    """What was really sent and received for one item, over all its requests."""
+
+    ids: list[list[int]] = field(default_factory=list)
+    tokens_out: int = 0
+    finish_reason: str | None = None
+    truncated: bool = False
+    empty: bool = False
+
+    @property
+    def tokens_in(self) -> int:
+        return sum(map(len, self.ids))
+
+    @property
+    def prompt_hash(self) -> str:
+        """sha256 over the token ids of every request, so that two engines provably saw the same."""
+        text = ";".join(",".join(map(str, ids)) for ids in self.ids)
+        return hashlib.sha256(text.encode()).hexdigest()
+
+
+class EndpointLM(TemplateLM):  # type: ignore[misc]
+    """An engine behind an endpoint, as lm-eval sees it. `traces` holds the evidence by item id."""
+
+    def __init__(self, endpoint: Endpoint, tokenizer: Tokenizer, *, max_length: int, bos: int | None, eos: int) -> None:
+        super().__init__()
+        self._endpoint = endpoint
+        self._encoder = tokenizer
+        self._max_length = max_length
+        self._prefix = eos if bos is None else bos
+        self._eos = eos
+        self.traces: dict[str, Trace] = {}
+
+    @property
+    def eot_token_id(self) -> int:
+        return self._eos
+
+    @property
+    def prefix_token_id(self) -> int:
+        return self._prefix
+
+    def tok_encode(self, string: str, add_special_tokens: bool | None = None, **_: object) -> list[int]:
+        ids: list[int] = self._encoder.encode(string, add_special_tokens=add_special_tokens is not False).ids
+        return ids
+
+    def loglikelihood(self, requests: list[Instance], disable_tqdm: bool = False) -> list[tuple[float, bool]]:
+        """Score continuations; the requests of one item travel together, so a server can share their prefix."""
+        del disable_tqdm
+        answers: list[tuple[float, bool]] = []
+        for _, group in itertools.groupby(requests, key=item_of):
+            answers += self._score_item(list(group))
+            progress.report(len(answers), len(requests), "requests scored")
+        return answers
+
+    def _score_item(self, group: list[Instance]) -> list[tuple[float, bool]]:
+        trace = self.traces.setdefault(item_of(group[0]), Trace())
+        prompts, counts = [], []
+        for request in group:
+            context, continuation = self._pair(*request.args)
+            ids = context + continuation
+            if len(ids) > self._max_length:
+                ids, trace.truncated = ids[-self._max_length :], True
+            prompts.append(ids)
+            counts.append(len(continuation))
+        trace.ids += prompts
+        return [_tail(score, n) for score, n in zip(self._endpoint.score(prompts), counts, strict=True)]
+
+    def _pair(self, context: str, continuation: str) -> tuple[list[int], list[int]]:
+        if context == "":
+            return [self._prefix], self.tok_encode(continuation, add_special_tokens=False)
+        left, right = self._encode_pair(context, continuation)
+        if not right:
+            raise EvidenceError(
+                f"the answer {continuation!r} has no token of its own: it merges with the end of its context "
+                f"{context[-40:]!r}; begin answers with a space or end contexts at a word"
+            )
+        return left, right
+
+    def _loglikelihood_tokens(self, requests: Sequence[Any], **_: object) -> list[tuple[float, bool]]:
+        prompts = [context + continuation for _, context, continuation in requests]
+        counts = [len(continuation) for _, _, continuation in requests]
+        return [_tail(s, n) for s, n in zip(self._endpoint.score(prompts), counts, strict=True)]
+
+    def loglikelihood_rolling(self, requests: list[Instance], disable_tqdm: bool = False) -> list[float]:
+        """Sum the log-likelihood of whole texts, in windows that leave no token out."""
+        del disable_tqdm
+        sums = []
+        for k, request in enumerate(requests):
+            ids = self.tok_encode(request.args[0])
+            pairs = [
+                make_disjoint_window(w)
+                for w in get_rolling_token_windows(ids, self._prefix, max_seq_len=self._max_length, context_len=1)
+            ]
+            prompts = [context + continuation for context, continuation in pairs]
+            trace = self.traces.setdefault(item_of(request), Trace())
+            trace.ids += prompts
+            scores = self._endpoint.score(prompts)
+            sums.append(sum(_tail(s, len(c))[0] for s, (_, c) in zip(scores, pairs, strict=True)))
+            progress.report(k + 1, len(requests), "texts scored")
+        return sums
+
+    def generate_until(self, requests: list[Instance], disable_tqdm: bool = False) -> list[str]:
+        """Generate answers greedily unless the task says otherwise."""
+        del disable_tqdm
+        texts = []
+        for k, request in enumerate(requests):
+            prompt, options = request.args
+            texts.append(self._generate(item_of(request), prompt, dict(options)))
+            progress.report(k + 1, len(requests), "answers generated")
+        return texts
+
+    def _generate(self, item: str, prompt: str, options: Mapping[str, Any]) -> str:
+        max_new = int(options.get("max_gen_toks", DEFAULT_MAX_NEW))
+        trace = self.traces.setdefault(item, Trace())
+        ids = self.tok_encode(prompt)
+        room = self._max_length - max_new
+        if len(ids) > room:
+            ids, trace.truncated = ids[-room:], True
+        sample = bool(options.get("do_sample", False))
+        done = self._endpoint.generate(
+            ids,
+            max_tokens=max_new,
+            stop=_stops(options.get("until", ())),
+            temperature=float(options.get("temperature", 1.0)) if sample else 0.0,
+        )
+        trace.ids.append(ids)
+        trace.tokens_out += done.tokens_out
+        trace.finish_reason = done.finish_reason
+        trace.empty = trace.empty or not done.text.strip()
+        return done.text
+
+
+def item_of(request: Instance) -> str:
+    """The item's id where the data has one, else its place in the task's data."""
+    return str(request.doc["id"]) if "id" in request.doc else str(request.doc_id)
+
+
+def _stops(until: str | Iterable[str]) -> list[str]:
+    return [until] if isinstance(until, str) else [s for s in until if s]
+
+
+def _tail(score: TokenScore, count: int) -> tuple[float, bool]:
+    """Log-likelihood of the last `count` tokens, and whether each was the most likely one."""
+    tail = [value for value in score.logprobs[-count:] if value is not None]
+    if len(tail) != count:
+        raise EvidenceError(f"the engine gave {len(tail)} log-probabilities for {count} answer tokens")
+    return sum(tail), all(bool(g) for g in score.greedy[-count:])

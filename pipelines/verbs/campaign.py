@@ -1,0 +1,242 @@
+"""Verbs that take a campaign's configuration: plan, run, score, probe, decide, promote, rollback, ui."""
+
+from __future__ import annotations
+
+import argparse
+import getpass
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from pipelines import assembly, terminal
+from pipelines.campaign import Campaign, free_bytes, open_campaign
+from pipelines.cli import OUTCOME_CODES, Answer
+from pipelines.conduct import Conducted, Timings, Until, conduct, goals
+from pipelines.config import compose, sweep
+from pipelines.decide.gate import Resolution, resolution
+from pipelines.decide.model import Decision
+from pipelines.errors import EvidenceError
+from pipelines.flow import plan as flow_plan
+from pipelines.flow.plan import Plan
+from pipelines.flow.store import Store, manifest
+
+
+@dataclass(frozen=True, slots=True)
+class Opened:
+    """A campaign and the store it works in."""
+
+    campaign: Campaign
+    store: Store
+
+
+def _open(args: argparse.Namespace, overrides: Sequence[str] | None = None) -> Opened:
+    directory = Path(args.config_dir).resolve() if args.config_dir else None
+    campaign = open_campaign(compose(args.overrides if overrides is None else overrides, directory))
+    return Opened(campaign, Store(Path(campaign.config.paths.store).resolve()))
+
+
+def plan(args: argparse.Namespace) -> Answer:
+    """Show what `run` would do."""
+    opened = _open(args)
+    campaign, store = opened.campaign, opened.store
+    assembled = assembly.assemble(campaign, {}, Timings(store).seconds)
+    planned = flow_plan.plan(goals(assembled, "run"), store)
+    resolutions = [_resolution(campaign, e.name) for e in campaign.evalsets]
+    _show_plan(planned, resolutions, free_bytes(store.root))
+    return Answer(0, {"steps": _steps(planned), "seconds": planned.seconds, "bytes": planned.size_bytes,
+                      "eval_sets": [r.model_dump(mode="json") for r in resolutions]})  # fmt: skip
+
+
+def _resolution(campaign: Campaign, name: str) -> Resolution:
+    evalset = next(e for e in campaign.evalsets if e.name == name)
+    return resolution(name, evalset.size, campaign.cards[name], campaign.config.gate, clusters=evalset.clusters)
+
+
+def _steps(planned: Plan) -> list[dict[str, Any]]:
+    return [
+        {"label": p.step.label, "kind": p.step.stage.kind, "key": p.step.key[:16], "state": p.state, "why": p.why}
+        for p in planned.steps
+    ]
+
+
+def _show_plan(planned: Plan, resolutions: Sequence[Resolution], free: int) -> None:
+    terminal.table(
+        "Steps",
+        ("step", "artifact", "state", "why", "time", "disk"),
+        (
+            (
+                p.step.label,
+                f"{p.step.stage.kind}/{p.step.key[:16]}",
+                p.state,
+                p.why,
+                terminal.duration(p.step.seconds) if p.state == "run" else "",
+                terminal.size(p.step.size_bytes) if p.state == "run" and p.step.size_bytes else "",
+            )
+            for p in planned.steps
+        ),
+    )
+    terminal.table(
+        "What each eval set can show",
+        ("eval set", "items", "margin", "smallest loss it can rule out", "items its margin takes"),
+        ((r.eval_set, r.items, f"{r.margin:.3g}", f"{r.smallest_loss:.3f}", r.items_needed) for r in resolutions),
+    )
+    say = terminal.console()
+    for r in resolutions:
+        if not r.enough:
+            say.print(
+                f"warning: {r.eval_set} cannot settle its own margin of {r.margin:.3g} with {r.items} items "
+                f"(about {r.items_needed} would); expect inconclusive there",
+                markup=False,
+            )
+    reused = len(planned.steps) - len(planned.to_run)
+    say.print(
+        f"{len(planned.to_run)} steps to run, {reused} reused; about {terminal.duration(planned.seconds)} and "
+        f"{terminal.size(planned.size_bytes)} of {terminal.size(free)} free"
+    )
+
+
+def run(args: argparse.Namespace) -> Answer:
+    """Run a campaign, or one for every combination of a sweep; the worst exit code of a sweep is its own."""
+    if not args.multirun:
+        return _conduct(args, "run", _open(args))
+    jobs = sweep(args.overrides)
+    answers = [_conduct(args, "run", _open(args, job)) for job in jobs]
+    documents = [{"overrides": job, **a.document, "exit_code": a.code} for job, a in zip(jobs, answers, strict=True)]
+    return Answer(max(a.code for a in answers), {"jobs": documents})
+
+
+def score(args: argparse.Namespace) -> Answer:
+    return _conduct(args, "score", _open(args))
+
+
+def probe(args: argparse.Namespace) -> Answer:
+    return _conduct(args, "probe", _open(args))
+
+
+def decide(args: argparse.Namespace) -> Answer:
+    return _conduct(args, "decide", _open(args))
+
+
+def _conduct(args: argparse.Namespace, until: Until, opened: Opened) -> Answer:
+    store = opened.store
+    first = flow_plan.plan(goals(assembly.assemble(opened.campaign, {}, Timings(store).seconds), until), store)
+    with terminal.Watcher(len(first.to_run), first.seconds) as watch:
+        done = conduct(opened.campaign, store, until, watch)
+    _show_failures(done)
+    states = [o.state for o in done.outcomes.values()]
+    document: dict[str, Any] = {
+        "campaign": opened.campaign.config.campaign,
+        "steps": {state: states.count(state) for state in ("made", "reused", "failed", "skipped")},
+        "failures": [{"step": o.step.label, "message": o.message, "command": o.command, "log": o.log} for o in done.failed],
+    }
+    if until in ("score", "probe"):
+        _show_scores(done, store)
+        return Answer(1 if done.failed else 0, document)
+    if done.decision is None:
+        return Answer(1, document)
+    document |= _show_decision(done, done.decision, store)
+    return Answer(OUTCOME_CODES[done.decision.outcome], document)
+
+
+def _show_failures(done: Conducted) -> None:
+    for outcome in done.failed:
+        again = "worth another try: " if outcome.transient else ""
+        print(f"failed: {outcome.step.label}\n  {outcome.message}\n  log: {outcome.log}\n  {again}{outcome.command}", file=sys.stderr)
+
+
+def _show_scores(done: Conducted, store: Store) -> None:
+    rows = []
+    for candidate in done.assembled.candidates:
+        for name, step in candidate.scores.items():
+            if done.state(step) in ("made", "reused"):
+                facts = manifest(store.path("scores", step.key)).facts
+                rows.append((candidate.label, name, facts["metric"], f"{facts['score']:.4f}", facts["items"]))
+    terminal.table("Scores", ("candidate", "eval set", "metric", "score", "items"), rows)
+
+
+def _show_decision(done: Conducted, decision: Decision, store: Store) -> dict[str, Any]:
+    terminal.table(
+        f"{decision.campaign}: {decision.outcome}",
+        ("candidate", "scheme", "outcome", "mean score", "why"),
+        (
+            (
+                c.label,
+                c.scheme,
+                "reference" if c.reference else c.outcome or "",
+                "" if c.mean_score is None else f"{c.mean_score:.4f}",
+                "; ".join(c.reasons[:2]) + (f"; and {len(c.reasons) - 2} more" if len(c.reasons) > 2 else ""),
+            )
+            for c in decision.candidates
+        ),
+    )
+    report = store.path("report", done.assembled.report.key) / "report.html"
+    at = store.path("decision", done.assembled.decision.key)
+    say = terminal.console()
+    say.print(f"{decision.headline}\n{decision.detail}", markup=False)
+    say.print(f"decision: {at / 'decision.md'}\nreport:   {report}", markup=False)
+    document = {
+        "outcome": decision.outcome,
+        "winner": decision.winner,
+        "headline": decision.headline,
+        "decision": str(at / "decision.json"),
+        "report": str(report),
+    }
+    if done.state(done.assembled.track) in ("made", "reused"):
+        facts = manifest(store.path("track", done.assembled.track.key)).facts
+        say.print(f"MLflow:   {facts.get('link')}  (start it with `quantgate ui`)", markup=False)
+        document["link"] = facts.get("link")
+    return document
+
+
+def latest_decision(opened: Opened) -> Path:
+    """The newest decision of the campaign.
+
+    Raises:
+        EvidenceError: none was made here.
+    """
+    name = opened.campaign.config.campaign
+    found = [p for p in (opened.store.root / "decision").glob("*/") if _is_of(p, name)]
+    if not found:
+        raise EvidenceError(f"no decision of campaign={name!r} in {opened.store.root}; make one with `quantgate run`")
+    return max(found, key=lambda p: manifest(p).started)
+
+
+def _is_of(artifact: Path, campaign: str) -> bool:
+    return (artifact / "manifest.json").is_file() and manifest(artifact).config.get("campaign") == campaign
+
+
+def promote(args: argparse.Namespace) -> Answer:
+    """Promote the winner of the campaign's newest decision."""
+    from pipelines.release.registry import promote as promote_winner
+
+    opened = _open(args)
+    release = promote_winner(_release_config(opened), latest_decision(opened), actor=args.actor or getpass.getuser(),
+                             override_reason=args.override, candidate=args.candidate)  # fmt: skip
+    print(release.text)
+    return Answer(0, release.document)
+
+
+def rollback(args: argparse.Namespace) -> Answer:
+    """Make the previous champion the champion."""
+    from pipelines.release.registry import rollback as roll_back
+
+    opened = _open(args)
+    release = roll_back(_release_config(opened), actor=args.actor or getpass.getuser(), reason=args.override)
+    print(release.text)
+    return Answer(0, release.document)
+
+
+def _release_config(opened: Opened) -> Any:
+    raise NotImplementedError
+
+
+def ui(args: argparse.Namespace) -> Answer:
+    """Serve MLflow until Ctrl-C."""
+    from pipelines.track.ui import serve_ui
+
+    opened = _open(args)
+    tracking = opened.campaign.config.tracking
+    serve_ui(assembly.absolute_uri(tracking.uri), args.port)
+    return Answer(0, {})

@@ -1,0 +1,131 @@
+"""Verbs about the store and this machine: status, doctor, gc, verify."""
+
+from __future__ import annotations
+
+import argparse
+import shutil
+import sys
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+
+from pipelines import terminal
+from pipelines.cli import Answer
+from pipelines.config import compose, parse
+from pipelines.campaign import CampaignConfig, free_bytes
+from pipelines.flow.device import describe
+from pipelines.flow.store import Manifest, Store, manifest
+from pipelines.flow.store import verify as rehash
+from pipelines.flow.toolchain import version_of
+
+PACKAGES = ("torch", "transformers", "llmcompressor", "compressed-tensors", "gptqmodel", "onnxruntime-genai", "onnxruntime", "lm-eval", "mlflow")
+
+
+def _config(args: argparse.Namespace) -> CampaignConfig:
+    directory = Path(args.config_dir).resolve() if args.config_dir else None
+    return parse(CampaignConfig, compose(args.overrides, directory))
+
+
+def _store(args: argparse.Namespace) -> Store:
+    return Store(Path(_config(args).paths.store).resolve())
+
+
+def status(args: argparse.Namespace) -> Answer:
+    """Show every decision made in this store, newest first, and what was left unfinished."""
+    store = _store(args)
+    made = sorted(
+        (manifest(p) for p in store.artifacts() if p.parent.name == "decision"), key=lambda m: m.started, reverse=True
+    )
+    rows = [(m.config["campaign"], m.started, m.facts["outcome"], m.facts["winner"] or "-", m.facts["headline"]) for m in made]
+    terminal.table(f"Decisions in {store.root}", ("campaign", "made", "outcome", "winner", "headline"), rows)
+    unfinished = sorted(p.name for p in (store.root / ".tmp").glob("*-*")) if store.root.is_dir() else []
+    for name in unfinished:
+        print(f"in progress or interrupted: {name}")
+    decisions = [{"campaign": m.config["campaign"], "made": m.started, **m.facts, "key": m.key} for m in made]
+    return Answer(0, {"decisions": decisions, "unfinished": unfinished})
+
+
+def doctor(args: argparse.Namespace) -> Answer:
+    """Say what this machine can do; each finding that hinders says what to do."""
+    config = _config(args)
+    device = describe()
+    findings = [
+        ("processor", f"{device['cpu']}, {device['cores']} cores", ""),
+        ("memory", f"{device['memory_gib']} GiB", ""),
+        ("GPU", device["gpu"], "" if device["gpu"] != "none" else "FP8 engines are emulated; TensorRT-LLM needs an NVIDIA GPU"),
+        ("disk", f"{terminal.size(free_bytes(Path(config.paths.store).resolve()))} free for {config.paths.store}", ""),
+        ("compiler", shutil.which("g++") or "none", "" if shutil.which("g++") else "GPTQModel falls back to slower packing; install g++"),
+        *((name, version_of(name), _missing(name)) for name in PACKAGES),
+    ]
+    terminal.table("This machine", ("what", "found", "what to do"), findings)
+    return Answer(0, {"findings": [{"what": w, "found": f, "to_do": t} for w, f, t in findings]})
+
+
+def _missing(package: str) -> str:
+    if version_of(package) != "absent":
+        return ""
+    return "pip install 'quantgate[quantize,ort]', or `make install`"
+
+
+def verify(args: argparse.Namespace) -> Answer:
+    """Hash every artifact again."""
+    store = _store(args)
+    wrong = {str(p.relative_to(store.root)): differing for p in store.artifacts() if (differing := rehash(p))}
+    count = sum(1 for _ in store.artifacts())
+    for name, files in wrong.items():
+        print(f"differs from its manifest: {name}: {', '.join(files[:5])}", file=sys.stderr)
+    print(f"{count} artifacts hashed, {len(wrong)} differ")
+    return Answer(7 if wrong else 0, {"artifacts": count, "differing": wrong})
+
+
+def gc(args: argparse.Namespace) -> Answer:
+    """Remove what neither a recent decision nor a registry alias reaches."""
+    store = _store(args)
+    everything = {p: manifest(p) for p in store.artifacts()}
+    kept = reachable(everything.values(), _roots(store, everything, args.keep))
+    doomed = [p for p, m in everything.items() if m.key not in kept]
+    freed = sum(size for p in doomed for _, size in everything[p].files.values())
+    for path in doomed:
+        print(f"{'would remove' if args.dry_run else 'removing'} {path.relative_to(store.root)}")
+        if not args.dry_run:
+            remove(store, path, everything[path].key)
+    print(f"{len(doomed)} artifacts, {terminal.size(freed)}; {len(everything) - len(doomed)} kept")
+    return Answer(0, {"removed": [str(p.relative_to(store.root)) for p in doomed], "bytes": freed, "dry_run": args.dry_run})
+
+
+def remove(store: Store, artifact: Path, key: str) -> None:
+    """Rename an artifact away under its lock, then delete it, so that no reader finds half of it."""
+    with store.lock(key):
+        gone = store.root / ".tmp" / f"gone-{key[:16]}"
+        artifact.rename(gone)
+        shutil.rmtree(gone)
+
+
+def _roots(store: Store, everything: Mapping[Path, Manifest], keep: int) -> set[str]:
+    """Recent decisions of each campaign with their reports and tracks, and every decision that was ever promoted."""
+    from pipelines.release.ledger import promoted_keys
+
+    by_campaign: dict[str, list[Manifest]] = {}
+    for made in everything.values():
+        if made.kind == "decision":
+            by_campaign.setdefault(str(made.config["campaign"]), []).append(made)
+    recent = {m.key for ms in by_campaign.values() for m in sorted(ms, key=lambda m: m.started, reverse=True)[:keep]}
+    recent |= promoted_keys(store.root)
+    above = {m.key for m in everything.values() if m.kind in ("report", "track") and recent & set(_inputs(m))}
+    return recent | above
+
+
+def reachable(manifests: Iterable[Manifest], roots: set[str]) -> set[str]:
+    """Every key that the roots are made from, the roots included."""
+    known = {m.key: m for m in manifests}
+    found: set[str] = set()
+    waiting = [key for key in roots if key in known]
+    while waiting:
+        key = waiting.pop()
+        if key not in found:
+            found.add(key)
+            waiting += [up for up in _inputs(known[key]) if up in known]
+    return found
+
+
+def _inputs(made: Manifest) -> list[str]:
+    return [key for given in made.inputs.values() for key in ([given] if isinstance(given, str) else given)]
