@@ -60,7 +60,7 @@ def decide(
         winner=winner.label if winner else None,
         headline=_headline(outcome, winner, judged),
         detail=_detail(judged),
-        would_change=tuple(settles) or (_nothing_open(outcome, winner),),
+        would_change=_would_change(outcome, winner, settles),
         reference=reference,
         candidates=tuple(judged),
         gate=gate.model_dump(mode="json"),
@@ -97,11 +97,11 @@ def _point(candidate: Candidate, gate: GateConfig) -> Point:
 
 
 def _adjusted(candidates: Sequence[Candidate], gate: GateConfig) -> dict[str, float]:
-    """Give each variant's largest p-value, after Holm over the variants that were tested."""
+    """Give each variant's largest p-value, after Holm over the variants tested in engines that could be promoted."""
     largest = {}
     for candidate in candidates:
         p_values = [v.p_value for v in gating(candidate) if v.p_value is not None]
-        if p_values and not candidate.reference:
+        if p_values and candidate.native and not candidate.reference:
             largest[candidate.label] = max(p_values)
     if gate.several_variants == "none":
         return largest
@@ -212,7 +212,8 @@ def _winner(judged: Sequence[Candidate], gate: GateConfig) -> Candidate | None:
 
     def rank(c: Candidate) -> tuple[bool, float, float, str]:
         latency = latency_of(c, gate)
-        return latency is None, latency or 0.0, -(c.mean_score or 0.0), c.label
+        slowness = 1.0 / c.speed.ratio if c.speed and c.speed.ratio else 0.0
+        return latency is None, slowness if latency is None else latency, -(c.mean_score or 0.0), c.label
 
     return min(pool, key=rank, default=None)
 
@@ -238,9 +239,13 @@ def _detail(judged: Sequence[Candidate]) -> str:
     return "; ".join(f"{c.label} {c.outcome} ({c.reasons[0]})" for c in judged if c.outcome is not None)
 
 
-def _nothing_open(outcome: Outcome, winner: Candidate | None) -> str:
-    if winner is None:
-        return "a variant to judge" if outcome == "hold" else "no further measurement: another variant is needed"
-    room = [(v.margin - v.interval.upper, v, v.interval.upper) for v in gating(winner) if v.interval]
-    _, closest, upper = min(room, key=lambda r: r[0])
-    return f"a loss above {closest.margin:.4g} on {name(closest)}, the closest call (upper bound {upper:+.4f})"
+def _would_change(outcome: Outcome, winner: Candidate | None, settles: Sequence[str]) -> tuple[str, ...]:
+    """Name the promoted candidate's closest call, then what every held candidate waits for."""
+    if winner is not None:
+        room = [(v.margin - v.interval.upper, v, v.interval.upper) for v in gating(winner) if v.interval]
+        _, closest, upper = min(room, key=lambda r: r[0])
+        call = f"{winner.label}: a loss above {closest.margin:.4g} on {name(closest)}, its closest call"
+        return (f"{call} (upper bound {upper:+.4f})", *settles)
+    if settles:
+        return tuple(settles)
+    return ("a variant to judge" if outcome == "hold" else "no further measurement: another variant is needed",)

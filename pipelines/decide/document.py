@@ -49,8 +49,8 @@ def markdown(decision: Decision) -> str:
         "## Throughput\n\n" + _throughput(decision.candidates),
         "## Conditions\n\n" + _pairs({**_prefixed(decision.base), **decision.conditions}),
         "## What this does not show\n\n" + _bullets(LIMITS),
-        "## Formulas\n\n" + _pairs({**FORMULAS, **LATENCY_FORMULAS}),
         "## Evidence\n\n" + _evidence(decision.candidates),
+        "## Formulas\n\n" + _pairs({**FORMULAS, **LATENCY_FORMULAS}),
     ]
     return "\n\n".join(parts) + "\n"
 
@@ -65,7 +65,7 @@ def _candidates(decision: Decision, gate: GateConfig) -> str:
             f for f in c.latency if (f.profile, f.metric, f.percentile) == (axis.profile, axis.metric, axis.percentile)
         ]
         rows.append(
-            (c.label, c.quantizer, c.scheme, c.target + ("" if c.native else " (emulated)"),
+            (c.label, c.quantizer, c.scheme, _shown(c, c.target),
              _number(c.engine_bytes and c.engine_bytes / 1e6, ".1f"), _number(c.mean_score, ".4f"),
              _number(c.perplexity, ".3f"), _number(c.engine_kl, ".2g"), _number(at[0].value if at else None, ".1f"),
              "front" if c.pareto else "", (c.outcome or "reference").upper())
@@ -113,7 +113,7 @@ def _speed(candidates: Sequence[Candidate], gate: GateConfig) -> str:
 
 def _latency(candidates: Sequence[Candidate]) -> str:
     rows = [
-        (c.label + ("" if c.native else " (emulated)"), f.profile, f.metric, f"p{f.percentile:g}",
+        (_shown(c, c.label), f.profile, f.metric, f"p{f.percentile:g}",
          _number(f.value, ".2f"), _interval(f.interval, ".2f"), str(f.requests))
         for c in candidates for f in c.latency
     ]  # fmt: skip
@@ -122,12 +122,16 @@ def _latency(candidates: Sequence[Candidate]) -> str:
 
 def _throughput(candidates: Sequence[Candidate]) -> str:
     rows = [
-        (c.label + ("" if c.native else " (emulated)"), t.profile, str(t.requests), str(t.failed),
+        (_shown(c, c.label), t.profile, str(t.requests), str(t.failed),
          f"{t.requests_per_s:.2f}", f"{t.output_tokens_per_s:.1f}",
          _number(t.peak_rss_bytes and t.peak_rss_bytes / 1e6, ".0f"))
         for c in candidates for t in c.throughput
     ]  # fmt: skip
     return _table(("candidate", "profile", "requests", "failed", "requests/s", "output tokens/s", "peak MB"), rows)
+
+
+def _shown(c: Candidate, text: str) -> str:
+    return text if c.native or c.status == "failed" else f"{text} (emulated)"
 
 
 def _evidence(candidates: Sequence[Candidate]) -> str:

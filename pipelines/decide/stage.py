@@ -170,7 +170,7 @@ def _items_of(one: CandidateInput, evidence: Evidence) -> dict[str, Sequence[Ite
 def _keys(one: CandidateInput, evidence: Evidence) -> dict[str, str]:
     found = {"variant": one.variant_key, "engine": one.engine_key}
     found |= {f"scores/{name}": key for key in one.scores for name in evidence.items[key[:16]]}
-    found |= {"latency": evidence.latency.key} if evidence.latency else {}
+    found |= {"latency": evidence.latency.key} if evidence.latency and one.engine_key else {}
     return {name: key for name, key in found.items() if key is not None}
 
 

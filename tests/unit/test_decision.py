@@ -1,0 +1,388 @@
+"""Promote, hold or reject; the decision stage from files to documents, against a golden campaign worked out by hand."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import pytest
+
+from pipelines.config import parse
+from pipelines.decide import stage
+from pipelines.decide.decision import decide
+from pipelines.decide.gate import GateConfig
+from pipelines.decide.model import Candidate, Decision, Interval, Latency, Speed, Verdict
+from pipelines.errors import ConfigError, EvidenceError
+from pipelines.flow.store import Manifest
+
+GOLDEN = Path(__file__).parent.parent / "golden" / "decision"
+AXES = {"speed": {"profile": "closed_1"}, "latency": {"profile": "closed_1"}}
+
+
+def gate(**changes: object) -> GateConfig:
+    """A gate with every default but the given ones."""
+    return parse(GateConfig, AXES | changes)
+
+
+def verdict(outcome: str = "pass", **changes: object) -> Verdict:
+    """One comparison with that outcome."""
+    given: dict[str, object] = {
+        "eval_set": "qa", "slice": "all", "metric": "acc", "higher_is_better": True, "binary": True, "items": 500,
+        "clusters": None, "reference_score": 0.8, "score": 0.8, "loss": 0.0, "margin": 0.02, "gains": 2, "losses": 2,
+        "interval": Interval(lower=-0.01, upper=0.012, confidence=0.9), "p_value": 0.001, "method": "by hand",
+        "verdict": outcome, "more_items": None, "note": "",
+    }  # fmt: skip
+    return Verdict.model_validate(given | changes)
+
+
+def speed(ratio: float, lower: float, upper: float, evidence: bool = True) -> Speed:
+    """A speed with its interval."""
+    interval = Interval(lower=lower, upper=upper, confidence=0.9)
+    return Speed(
+        metric="e2e_ms p50", profile="closed_1", ratio=ratio, interval=interval, evidence=evidence, note="told"
+    )
+
+
+def candidate(label: str, **changes: object) -> Candidate:
+    """A native candidate that passes and is twice as fast, but for the given changes."""
+    given: dict[str, object] = {
+        "label": label, "variant": label, "engine": "ort", "reference": False, "status": "ok", "failure": None,
+        "quantizer": "gptq", "scheme": "W4A16_G64", "library": "x 1", "target": "ort", "native": True,
+        "native_note": "", "keys": {}, "variant_bytes": 1, "engine_bytes": 1, "perplexity": 20.0, "engine_kl": 0.0,
+        "scores": {"qa": 0.8}, "mean_score": 0.8, "verdicts": (verdict(),), "latency": (latency(50.0),),
+        "throughput": (), "speed": speed(2.0, 1.8, 2.2), "pareto": False, "outcome": None, "reasons": (),
+    }  # fmt: skip
+    return Candidate.model_validate(given | changes)
+
+
+def latency(value: float | None) -> Latency:
+    """The figure of the gate's axis."""
+    return Latency(profile="closed_1", metric="e2e_ms", percentile=99.0, value=value, interval=None, requests=120)
+
+
+REFERENCE = candidate(
+    "base", reference=True, verdicts=(), speed=None, latency=(latency(100.0),), mean_score=0.82, quantizer="none"
+)
+
+
+def decided(*candidates: Candidate, rules: GateConfig | None = None) -> Decision:
+    """The decision on these candidates against the reference."""
+    return decide("test", [REFERENCE, *candidates], "base", rules or gate(), {}, {})
+
+
+@pytest.mark.parametrize(
+    ("changes", "outcome", "reason"),
+    [
+        ({}, "promote", "within the margin on 1 of 1 comparisons, 2.00x as fast"),
+        ({"status": "failed", "failure": "loads as noise"}, "reject", "could not be made: loads as noise"),
+        ({"verdicts": (verdict("fail"),)}, "reject", "qa: loses more than 0.02"),
+        ({"verdicts": (verdict(), verdict("veto", slice="a"))}, "reject", "qa/a: loses more than 0.02"),
+        ({"verdicts": (verdict("invalid", note="item 3 differs"),)}, "hold", "qa: no verdict, item 3 differs"),
+        ({"verdicts": (verdict("inconclusive", more_items=640),)}, "hold", "qa: inconclusive at margin 0.02"),
+        ({"verdicts": (verdict("inconclusive"), verdict("fail"))}, "reject", "qa: loses more than 0.02"),
+        ({"verdicts": (verdict(), verdict("fail", slice="a", gates=False))}, "promote", "1 of 1 comparisons"),
+        ({"verdicts": ()}, "hold", "no eval set was scored"),
+        ({"native": False, "native_note": "FP8 runs in fp32"}, "hold", "accuracy passes, latency is not evidence: FP8"),
+        ({"native": False, "verdicts": (verdict("fail"),)}, "reject", "qa: loses more than 0.02"),
+        ({"speed": None}, "hold", "no speed evidence: no latency was measured"),
+        ({"speed": speed(2.0, 1.8, 2.2, evidence=False)}, "hold", "no speed evidence: told"),
+        ({"speed": speed(0.9, 0.8, 1.0)}, "reject", "brings no speed (e2e_ms p50 at closed_1: 0.90x, 0.80 to 1.00"),
+        ({"speed": speed(1.1, 0.9, 1.3)}, "hold", "speed is undecided"),
+        ({"verdicts": (verdict(p_value=0.06),)}, "hold", "passes alone, but not among all variants tried"),
+    ],
+)  # fmt: skip
+def test_outcome_of_one_candidate(changes: dict[str, object], outcome: str, reason: str) -> None:
+    """What each kind of evidence, or the lack of it, leads to."""
+    found = decided(candidate("v", **changes))
+    assert (outcome, outcome) == (found.outcome, found.candidates[1].outcome)
+    assert reason in found.candidates[1].reasons[0]
+    assert ("v" if outcome == "promote" else None) == found.winner
+    assert found.headline.startswith(outcome.upper())
+
+
+def test_speed_may_be_waived_but_not_for_an_emulated_format() -> None:
+    """Without `require_speed` accuracy is enough, unless the engine does not run the format."""
+    rules = gate(require_speed=False)
+    assert "promote" == decided(candidate("v", speed=None), rules=rules).outcome
+    assert "hold" == decided(candidate("v", speed=None, native=False), rules=rules).outcome
+
+
+def test_perplexity_guard() -> None:
+    """A perplexity ratio above the guard rejects; a missing one holds."""
+    rules = gate(max_perplexity_ratio=1.2)
+    assert "promote" == decided(candidate("v", perplexity=23.9), rules=rules).outcome
+    rejected = decided(candidate("v", perplexity=25.0), rules=rules).candidates[1]
+    assert ("reject", ("perplexity is 1.250 times the reference's, allowed 1.2",)) == (
+        rejected.outcome,
+        rejected.reasons,
+    )
+    assert "hold" == decided(candidate("v", perplexity=None), rules=rules).outcome
+
+
+def test_without_a_reference_everything_holds() -> None:
+    """When the reference itself failed there is nothing to promote against."""
+    broken = REFERENCE.model_copy(update={"status": "failed", "failure": "out of memory"})
+    found = decide("test", [broken, candidate("v")], "base", gate(), {}, {})
+    assert ("hold", None, "hold") == (found.outcome, found.winner, found.candidates[1].outcome)
+    assert "the reference itself failed: out of memory" in found.candidates[0].reasons
+
+
+def test_many_variants_do_not_raise_the_risk() -> None:
+    """p = 0.02 passes alone; among four variants Holm asks for 0.0125 of the best one."""
+    lucky = candidate("lucky", verdicts=(verdict(p_value=0.02),))
+    others = [candidate(f"v{n}", verdicts=(verdict("inconclusive", p_value=0.3),)) for n in range(3)]
+    assert "promote" == decided(lucky).outcome
+    assert "hold" == decided(lucky, *others).outcome
+    assert "lucky" == decided(lucky, *others, rules=gate(several_variants="none")).winner
+
+
+def test_winner_is_the_fastest_on_the_front() -> None:
+    """Of three that pass, the fastest wins; at equal latency the better score; the dominated one is off the front."""
+    fast, twin = (
+        candidate("fast", latency=(latency(40.0),)),
+        candidate("twin", latency=(latency(40.0),), mean_score=0.81),
+    )
+    slow = candidate("slow", latency=(latency(60.0),), mean_score=0.80)
+    found = decided(fast, twin, slow)
+    assert "twin" == found.winner
+    assert {"base": True, "fast": False, "twin": True, "slow": False} == {c.label: c.pareto for c in found.candidates}
+
+
+def test_would_change_names_what_would_decide() -> None:
+    """Held candidates say what they wait for; a promotion names its closest call."""
+    held = decided(candidate("v", verdicts=(verdict("inconclusive", more_items=640),)))
+    assert ("v: qa: 640 more items would decide",) == held.would_change
+    assert "a loss above 0.02 on qa, its closest call (upper bound +0.0120)" in decided(candidate("v")).would_change[0]
+    assert "another variant is needed" in decided(candidate("v", verdicts=(verdict("fail"),))).would_change[0]
+
+
+# The stage
+
+
+def artifact(root: Path, kind: str, name: str, facts: Mapping[str, object]) -> Path:
+    """An artifact directory with a manifest; its key is its name repeated to 64 characters."""
+    path = root / kind / (name * 16)[:16]
+    path.mkdir(parents=True)
+    record = {
+        "kind": kind, "stage": kind, "version": 1, "key": (name * 64)[:64], "config": {}, "inputs": {},
+        "toolchain": {"runtime": "1.2"} if kind == "engine" else {}, "device": None, "facts": facts, "files": {},
+        "started": "2026-01-02T03:04:05+00:00", "seconds": 1.0, "peak_rss": 1,
+    }  # fmt: skip
+    (path / "manifest.json").write_text(Manifest.model_validate(record).model_dump_json())
+    return path
+
+
+def table(path: Path, rows: Sequence[Mapping[str, object]]) -> None:
+    """Write rows as parquet."""
+    import pyarrow
+    import pyarrow.parquet
+
+    pyarrow.parquet.write_table(pyarrow.Table.from_pylist([dict(row) for row in rows]), path)
+
+
+def intent(lost: int, gained: int) -> list[dict[str, object]]:
+    """500 yes/no items, 400 right for the reference: the first `lost` turn wrong, and `gained` wrong ones right."""
+    right = [n >= lost if n < 400 else n < 400 + gained for n in range(500)]
+    return [row("intent", "acc", n, float(ok), None, True) for n, ok in enumerate(right)]
+
+
+def passages(drop: float) -> list[dict[str, object]]:
+    """480 answers graded 0.5 or 0.75, four to a passage; each twelfth passage drops by `drop` throughout."""
+    return [
+        row("passages", "f1", n, 0.5 + n % 2 / 4 - (drop if n // 4 % 12 == 0 else 0.0), f"p{n // 4}", False)
+        for n in range(480)
+    ]
+
+
+def row(eval_set: str, metric: str, n: int, score: float, cluster: str | None, binary: bool) -> dict[str, object]:
+    """One row of items.parquet."""
+    return {
+        "eval_set": eval_set, "item_id": f"{n:03d}", "slice": "all", "cluster": cluster, "filter": "none",
+        "metric": metric, "higher_is_better": True, "binary": binary, "score": score, "prediction": "", "reference": "",
+        "prompt_hash": f"{n:08x}", "template_id": "t1", "finish_reason": "stop", "tokens_in": 10, "tokens_out": 1,
+        "truncated": False, "empty": False,
+    }  # fmt: skip
+
+
+# lost, gained, drop on a twelfth of passages, latency as a share of the reference's, native
+CAMPAIGN = {
+    "a": ("baseline", 0, 0, 0.0, 1.0, True),
+    "b": ("gptq", 1, 1, 0.0, 0.5, True),
+    "c": ("awq", 12, 8, 0.0, 0.5, True),
+    "d": ("rtn", 40, 10, 0.25, 0.5, True),
+    "e": ("fp8", 0, 0, 0.0, 1.5, False),
+}
+
+
+def campaign(root: Path) -> tuple[stage.DecisionConfig, dict[str, list[Path]], Path]:
+    """Artifacts of five variants in an engine each, one more that failed, and the config that names them."""
+    inputs: dict[str, list[Path]] = {"scores": [], "engines": [], "variants": []}
+    candidates, requests, blocks = [], [], []
+    for letter, (label, lost, gained, drop, factor, native) in CAMPAIGN.items():
+        facts = {"quantizer": label, "scheme": "W4", "library": "lib", "library_version": "1.0", "size_bytes": 10**8}
+        inputs["variants"].append(artifact(root, "variant", letter, facts))
+        note = "" if native else "FP8 weights run in fp32"
+        engine = {
+            "target": "ort",
+            "native": native,
+            "native_note": note,
+            "size_bytes": 2 * 10**8,
+            "perplexity": 20.0,
+            "kl_mean": 1e-4,
+        }
+        inputs["engines"].append(artifact(root, "engine", letter, engine))
+        keys = []
+        for number, (name, rows) in enumerate({"intent": intent(lost, gained), "passages": passages(drop)}.items()):
+            path = artifact(root, "scores", f"{letter}{number}", {"eval_set": name})
+            table(path / "items.parquet", rows)
+            inputs["scores"].append(path)
+            keys.append(path.name)
+        key = (letter * 16)[:16]
+        candidates.append(
+            {"label": label, "variant": label, "engine": "ort", "variant_key": key, "engine_key": key, "scores": keys}
+        )
+        for turn in range(3):
+            requests += [
+                {"engine": key, "profile": "closed_1", "round": turn, "ok": True, "ttft_ms": 10.0 * factor,
+                 "tpot_ms": 2.0 * factor, "e2e_ms": (100.0 + n + 10 * turn) * factor}
+                for n in range(40)
+            ]  # fmt: skip
+            blocks.append(
+                {"engine": key, "profile": "closed_1", "round": turn, "wall_s": 4.0 * factor, "requests": 40,
+                 "failed": 0, "output_tokens_per_s": 200.0 / factor, "peak_rss_bytes": 3 * 10**8, "threads": 2,
+                 "load_average": 0.5 + turn, "foreign_cpu_percent": 1.0}
+            )  # fmt: skip
+    candidates.append({"label": "gptq3", "variant": "gptq3", "engine": "ort", "quantizer": "gptq", "scheme": "W3",
+                       "status": "failed", "failure": "perplexity 4812 of the reloaded checkpoint"})  # fmt: skip
+    probe = artifact(root, "latency", "f", {"device": "2 cores", "rounds": 3, "profiles": "closed_1"})
+    table(probe / "requests.parquet", requests)
+    table(probe / "blocks.parquet", blocks)
+    config = {
+        "campaign": "golden", "reference": "baseline", "candidates": candidates, "gate": AXES,
+        "eval_sets": {"intent": {"family": "standard", "metric": "acc", "binary": True},
+                      "passages": {"family": "standard", "metric": "f1"}},
+        "base": {"model": "a small model", "licence": "Apache-2.0"},
+    }  # fmt: skip
+    return parse(stage.DecisionConfig, config), inputs, probe
+
+
+def rounded(value: object) -> object:
+    """The same data with floats to six digits, so that a last bit of arithmetic does not matter."""
+    if isinstance(value, float):
+        return float(f"{value:.6g}")
+    if isinstance(value, dict):
+        return {key: rounded(inner) for key, inner in value.items()}
+    return [rounded(inner) for inner in value] if isinstance(value, list) else value
+
+
+def run(root: Path) -> tuple[dict[str, object], Path]:
+    """Run the stage on the campaign; give facts and the output directory."""
+    config, inputs, probe = campaign(root)
+    out = root / "out"
+    out.mkdir()
+    facts = stage.run(
+        config, out, scores=inputs["scores"], latency=probe, engines=inputs["engines"], variants=inputs["variants"]
+    )
+    return dict(facts), out
+
+
+def test_golden_campaign(tmp_path: Path) -> None:
+    """decision.json and decision.md are the golden ones (QUANTGATE_REWRITE_GOLDEN=1 rewrites them)."""
+    _, out = run(tmp_path)
+    if os.environ.get("QUANTGATE_REWRITE_GOLDEN"):
+        GOLDEN.mkdir(parents=True, exist_ok=True)
+        for name in ("decision.json", "decision.md"):
+            (GOLDEN / name).write_text((out / name).read_text("utf-8").split("## Formulas")[0], "utf-8")
+    expected, actual = (json.loads((where / "decision.json").read_text("utf-8")) for where in (GOLDEN, out))
+    assert rounded(expected) == rounded(actual)
+    told, tells = ((where / "decision.md").read_text("utf-8").split("## Formulas")[0] for where in (GOLDEN, out))
+    assert told == tells
+
+
+def test_golden_figures_are_those_worked_out_by_hand(tmp_path: Path) -> None:
+    """Counts, losses, speed and outcomes of the campaign follow from how it was made."""
+    facts, out = run(tmp_path)
+    decision = Decision.model_validate_json((out / "decision.json").read_bytes())
+    by = {c.label: c for c in decision.candidates}
+    assert ("promote", "gptq") == (facts["outcome"], facts["winner"])
+    assert {"baseline": None, "gptq": "promote", "awq": "hold", "rtn": "reject", "fp8": "hold", "gptq3": "reject"} == {
+        label: c.outcome for label, c in by.items()
+    }
+    awq, rtn = by["awq"].verdicts[0], by["rtn"].verdicts
+    assert (500, 12, 8, 0.008, "inconclusive") == (
+        awq.items,
+        awq.losses,
+        awq.gains,
+        pytest.approx(awq.loss),
+        awq.verdict,
+    )
+    assert (
+        awq.more_items is not None and f"awq: intent: {awq.more_items} more items would decide" in decision.would_change
+    )
+    assert (0.06, "fail") == (pytest.approx(rtn[0].loss), rtn[0].verdict)
+    assert (120, 0.25 / 12) == (rtn[1].clusters, pytest.approx(rtn[1].loss))
+    assert by["baseline"].mean_score == pytest.approx((0.8 + 0.625) / 2)
+    speed = by["gptq"].speed
+    assert speed is not None and speed.evidence and speed.ratio == pytest.approx(2.0)
+    assert by["fp8"].speed is not None and not by["fp8"].speed.evidence
+    assert {"gptq"} == {c.label for c in decision.candidates if c.pareto}
+    p99 = next(f for f in by["baseline"].latency if f.metric == "e2e_ms" and f.percentile == 99)
+    assert (158.0, None, 120) == (p99.value, p99.interval, p99.requests)
+    assert "0.5 to 2.5" == decision.conditions["load average"]
+
+
+def test_first_lines_say_what_to_do(tmp_path: Path) -> None:
+    """Outcome, reason and what would change it stand before any table."""
+    _, out = run(tmp_path)
+    top = (out / "decision.md").read_text("utf-8").split("## Candidates")[0]
+    assert top.startswith("# PROMOTE gptq: within the margin on 2 of 2 comparisons, 2.00x as fast as the reference")
+    assert "What would change this" in top
+
+
+def test_two_items_swapped_are_invalid(tmp_path: Path) -> None:
+    """Two prompts exchanged between runs cannot be compared, and the decision says which item."""
+    config, inputs, probe = campaign(tmp_path)
+    rows = intent(1, 1)
+    rows[7]["prompt_hash"], rows[9]["prompt_hash"] = rows[9]["prompt_hash"], rows[7]["prompt_hash"]
+    table(tmp_path / "scores" / ("b0" * 8) / "items.parquet", rows)
+    out = tmp_path / "out"
+    out.mkdir()
+    stage.run(
+        config, out, scores=inputs["scores"], latency=probe, engines=inputs["engines"], variants=inputs["variants"]
+    )
+    decision = Decision.model_validate_json((out / "decision.json").read_bytes())
+    assert ("invalid", "hold") == (decision.candidates[1].verdicts[0].verdict, decision.candidates[1].outcome)
+    assert "item 007: prompt_hash differs" in decision.candidates[1].reasons[0]
+
+
+def test_no_probe_means_no_promotion(tmp_path: Path) -> None:
+    """Without latency the same campaign holds."""
+    config, inputs, _ = campaign(tmp_path)
+    out = tmp_path / "out"
+    out.mkdir()
+    facts = stage.run(
+        config, out, scores=inputs["scores"], latency=None, engines=inputs["engines"], variants=inputs["variants"]
+    )
+    assert ("hold", None) == (facts["outcome"], facts["winner"])
+
+
+def test_wrong_config_is_told_at_once(tmp_path: Path) -> None:
+    """An unknown reference, a key that is no input and a scored set without a card are listed together."""
+    config, inputs, probe = campaign(tmp_path)
+    wrong = config.model_copy(update={"reference": "basline", "eval_sets": {"intent": config.eval_sets["intent"]}})
+    with pytest.raises(ConfigError) as caught:
+        stage.run(wrong, tmp_path, scores=inputs["scores"], latency=probe, engines=[], variants=inputs["variants"])
+    told = str(caught.value)
+    assert "did you mean 'baseline'?" in told
+    assert "candidates.gptq.engine_key='bbbbbbbbbbbbbbbb': not among the inputs" in told
+    assert "eval_sets='passages': scored, but it has no card" in told
+
+
+def test_unreadable_evidence_is_one_clear_error(tmp_path: Path) -> None:
+    """A broken table names the file."""
+    config, inputs, probe = campaign(tmp_path)
+    (probe / "blocks.parquet").write_bytes(b"PAR1")
+    with pytest.raises(EvidenceError, match=r"blocks\.parquet: cannot be read"):
+        stage.run(config, tmp_path, scores=[], latency=probe, engines=inputs["engines"], variants=inputs["variants"])
