@@ -139,7 +139,7 @@ def _evidence(candidates: Sequence[Candidate]) -> str:
 
 
 def _prefixed(base: dict[str, str]) -> dict[str, str]:
-    return {f"base {key}": value for key, value in base.items()}
+    return {f"base {key}": value for key, value in base.items() if value}
 
 
 def _table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:

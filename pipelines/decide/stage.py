@@ -54,9 +54,9 @@ def run(
     out: Path,
     *,
     scores: list[Path],
-    latency: Path | None,
     engines: list[Path],
     variants: list[Path],
+    latency: Path | None = None,
 ) -> Facts:
     """Judge every candidate against the reference and write the decision.
 

@@ -362,9 +362,7 @@ def test_no_probe_means_no_promotion(tmp_path: Path) -> None:
     config, inputs, _ = campaign(tmp_path)
     out = tmp_path / "out"
     out.mkdir()
-    facts = stage.run(
-        config, out, scores=inputs["scores"], latency=None, engines=inputs["engines"], variants=inputs["variants"]
-    )
+    facts = stage.run(config, out, scores=inputs["scores"], engines=inputs["engines"], variants=inputs["variants"])
     assert ("hold", None) == (facts["outcome"], facts["winner"])
 
 
