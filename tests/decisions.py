@@ -28,13 +28,26 @@ def verdict(eval_set: str, slice_: str, loss: float, half: float, outcome: Verdi
     """One comparison, its figures around a given loss."""
     _, margin, binary = SETS[eval_set]
     return Verdict(
-        eval_set=eval_set, slice=slice_, metric="acc" if binary else "f1", higher_is_better=True, binary=binary,
-        items=items, clusters=None if binary else 80, reference_score=0.71, score=0.71 - loss, loss=loss,
-        interval=Interval(lower=loss - half, upper=loss + half, confidence=0.9), margin=margin,
-        gains=4 if binary else None, losses=4 + round(loss * items) if binary else None, p_value=0.03,
-        method="Nam score test" if binary else "cluster-robust t", verdict=outcome,
-        more_items=640 if outcome == "inconclusive" else None, note="",
-    )  # fmt: skip
+        eval_set=eval_set,
+        slice=slice_,
+        metric="acc" if binary else "f1",
+        higher_is_better=True,
+        binary=binary,
+        items=items,
+        clusters=None if binary else 80,
+        reference_score=0.71,
+        score=0.71 - loss,
+        loss=loss,
+        interval=Interval(lower=loss - half, upper=loss + half, confidence=0.9),
+        margin=margin,
+        gains=4 if binary else None,
+        losses=4 + round(loss * items) if binary else None,
+        p_value=0.03,
+        method="Nam score test" if binary else "cluster-robust t",
+        verdict=outcome,
+        more_items=640 if outcome == "inconclusive" else None,
+        note="",
+    )
 
 
 def latencies(ttft: float, supported: bool = True) -> tuple[Latency, ...]:
@@ -48,9 +61,13 @@ def latencies(ttft: float, supported: bool = True) -> tuple[Latency, ...]:
                 interval = Interval(lower=value * 0.94, upper=value * 1.09, confidence=0.95)
                 found.append(
                     Latency(
-                        profile=profile, metric=metric, percentile=percentile, value=value if kept else None,  # type: ignore[arg-type]
-                        interval=interval if kept and percentile < 99 or ttft > 40 else None, requests=320 if supported else 120,
-                    )  # fmt: skip
+                        profile=profile,
+                        metric=metric,
+                        percentile=percentile,
+                        value=value if kept else None,  # type: ignore[arg-type]
+                        interval=interval if kept and (percentile < 99 or ttft > 40) else None,
+                        requests=320 if supported else 120,
+                    )
                 )
     return tuple(found)
 
@@ -64,73 +81,166 @@ def candidate(
     outcome: str | None = None,
     changes: Mapping[str, object] | None = None,
 ) -> Candidate:
-    """One candidate; `changes` replaces any of its fields."""
+    """One candidate; `changes` replaces any of its fields. Where there are verdicts, its scores are theirs."""
+    found = {v.eval_set: v.score or 0.0 for v in verdicts if v.slice == "all"} or dict.fromkeys(SETS, score)
     given: dict[str, object] = {
-        "label": label, "variant": label.split("@")[0], "engine": "ort_genai", "reference": False, "status": "ok",
-        "failure": None, "quantizer": label.split("_")[0], "scheme": "W4A16_G64", "library": "llm-compressor 0.9.0",
-        "target": "ort_genai", "native": True, "native_note": "",
-        "keys": {kind: key_of(kind, label) for kind in ("variant", "engine")}, "variant_bytes": 118_000_000,
-        "engine_bytes": 124_000_000, "perplexity": 21.4, "engine_kl": 0.0004,
-        "scores": {name: score + 0.01 * n for n, name in enumerate(SETS)}, "mean_score": score + 0.01,
-        "verdicts": tuple(verdicts), "latency": latencies(ttft),
+        "label": label,
+        "variant": label.split("@")[0],
+        "engine": "ort_genai",
+        "reference": False,
+        "status": "ok",
+        "failure": None,
+        "quantizer": label.split("_")[0],
+        "scheme": "W4A16_G64",
+        "library": "llm-compressor 0.9.0",
+        "target": "ort_genai",
+        "native": True,
+        "native_note": "",
+        "keys": {kind: key_of(kind, label) for kind in ("variant", "engine", *(f"scores/{name}" for name in SETS))},
+        "variant_bytes": 118_000_000,
+        "engine_bytes": 124_000_000,
+        "perplexity": 21.4,
+        "engine_kl": 0.0004,
+        "scores": found,
+        "mean_score": sum(found.values()) / len(found),
+        "verdicts": tuple(verdicts),
+        "latency": latencies(ttft),
         "throughput": tuple(
-            Throughput(profile=p, requests=320, failed=0, requests_per_s=100 / ttft, output_tokens_per_s=4000 / ttft,
-                       peak_rss_bytes=410_000_000)
+            Throughput(
+                profile=p,
+                requests=320,
+                failed=0,
+                requests_per_s=100 / ttft,
+                output_tokens_per_s=4000 / ttft,
+                peak_rss_bytes=410_000_000,
+            )
             for p in ("closed-1", "closed-4", "open-2")
         ),
-        "speed": Speed(metric="ttft_ms", profile="closed-4", ratio=78 / ttft,
-                       interval=Interval(lower=70 / ttft, upper=86 / ttft, confidence=0.95), evidence=True, note=""),
-        "pareto": False, "outcome": outcome, "reasons": (),
-    }  # fmt: skip
+        "speed": Speed(
+            metric="ttft_ms",
+            profile="closed-4",
+            ratio=78 / ttft,
+            interval=Interval(lower=70 / ttft, upper=86 / ttft, confidence=0.95),
+            evidence=True,
+            note="",
+        ),
+        "pareto": False,
+        "outcome": outcome,
+        "reasons": (),
+    }
     return Candidate.model_validate(given | dict(changes or {}))
 
 
 def decision(outcome: str = "promote") -> Decision:
     """Six candidates of every kind: reference, winner, close second, failing, emulated, and one that broke."""
     fine = [
-        verdict("support_intent", "all", 0.002, 0.011, "pass", 400), verdict("support_intent", "billing", 0.006, 0.013, "pass", 130),
+        verdict("support_intent", "all", 0.002, 0.011, "pass", 400),
+        verdict("support_intent", "billing", 0.006, 0.013, "pass", 130),
         verdict("support_intent", "delivery and returns, several languages", -0.004, 0.017, "pass", 140),
-        verdict("ticket_json", "all", -0.003, 0.009, "pass"), verdict("passage_qa", "all", 0.004, 0.012, "pass", 320),
-    ]  # fmt: skip
-    unsure = [verdict("support_intent", "all", 0.008, 0.016, "inconclusive", 400), verdict("ticket_json", "all", 0.002, 0.012, "inconclusive"),
-              verdict("passage_qa", "all", 0.006, 0.01, "pass", 320)]  # fmt: skip
-    bad = [verdict("support_intent", "all", 0.071, 0.024, "fail", 400), verdict("ticket_json", "all", 0.12, 0.03, "veto"),
-           verdict("passage_qa", "all", 0.05, 0.02, "fail", 320)]  # fmt: skip
-    emulated = {"quantizer": "fp8", "scheme": "W8A8_FP8", "native": False, "native_note": "FP8 weights run in fp32", "engine_bytes": 541_000_000}
-    base = {"reference": True, "quantizer": "none", "scheme": "BF16", "library": "", "speed": None, "pareto": True, "engine_bytes": 541_000_000}
+        verdict("ticket_json", "all", -0.003, 0.009, "pass"),
+        verdict("passage_qa", "all", 0.004, 0.012, "pass", 320),
+    ]
+    unsure = [
+        verdict("support_intent", "all", 0.008, 0.016, "inconclusive", 400),
+        verdict("ticket_json", "all", 0.002, 0.012, "inconclusive"),
+        verdict("passage_qa", "all", 0.006, 0.01, "pass", 320),
+    ]
+    bad = [
+        verdict("support_intent", "all", 0.071, 0.024, "fail", 400),
+        verdict("ticket_json", "all", 0.12, 0.03, "veto"),
+        verdict("passage_qa", "all", 0.05, 0.02, "fail", 320),
+    ]
+    emulated = {
+        "quantizer": "fp8",
+        "scheme": "W8A8_FP8",
+        "native": False,
+        "native_note": "FP8 weights run in fp32",
+        "engine_bytes": 541_000_000,
+    }
+    base = {
+        "reference": True,
+        "quantizer": "none",
+        "scheme": "BF16",
+        "library": "",
+        "speed": None,
+        "pareto": True,
+        "engine_bytes": 541_000_000,
+    }
     broken = {
-        "status": "failed", "failure": "perplexity 4812 is above 1.5 x 20.9 of the base: the checkpoint loads as noise",
-        "scores": {}, "mean_score": None, "latency": (), "throughput": (), "speed": None, "perplexity": 4812.0, "engine_kl": None,
-    }  # fmt: skip
+        "status": "failed",
+        "failure": "perplexity 4812 is above 1.5 x 20.9 of the base: the checkpoint loads as noise",
+        "scores": {},
+        "mean_score": None,
+        "latency": (),
+        "throughput": (),
+        "speed": None,
+        "perplexity": 4812.0,
+        "engine_kl": None,
+    }
     promoted = "promote" if outcome == "promote" else "hold"
     found = (
         candidate("baseline", score=0.71, ttft=78, changes=base),
         candidate("gptq_w4a16_g64", score=0.708, ttft=31, verdicts=fine, outcome=promoted, changes={"pareto": True}),
-        candidate("awq_w4a16_g64", score=0.703, ttft=31.5, verdicts=unsure, outcome="hold", changes={"reasons": ("support_intent is inconclusive",)}),
-        candidate("rtn_w4a16_g64", score=0.64, ttft=30.4, verdicts=bad, outcome="reject", changes={"pareto": True, "latency": latencies(30.4, supported=False)}),
+        candidate(
+            "awq_w4a16_g64",
+            score=0.703,
+            ttft=31.5,
+            verdicts=unsure,
+            outcome="hold",
+            changes={"reasons": ("support_intent is inconclusive",)},
+        ),
+        candidate(
+            "rtn_w4a16_g64",
+            score=0.64,
+            ttft=30.4,
+            verdicts=bad,
+            outcome="reject",
+            changes={"pareto": True, "latency": latencies(30.4, supported=False)},
+        ),
         candidate("fp8_dynamic", score=0.709, ttft=79, verdicts=fine[:1], outcome="hold", changes=emulated),
         candidate("gptq_w3a16_g64", score=0.1, ttft=30, outcome="reject", changes=broken),
-    )  # fmt: skip
+    )
     return Decision(
-        version=1, campaign="demo", outcome=outcome, winner="gptq_w4a16_g64" if outcome == "promote" else None,  # type: ignore[arg-type]
-        headline="Promote gptq_w4a16_g64." if outcome == "promote" else "Hold: no candidate is shown to be safe yet.",
-        detail="No worse than baseline by more than the margin on 3 of 3 eval sets, and 2.5 times as fast to the first token.",
+        version=1,
+        campaign="demo",
+        outcome=outcome,
+        winner="gptq_w4a16_g64" if outcome == "promote" else None,  # type: ignore[arg-type]
+        headline="PROMOTE gptq_w4a16_g64: within the margin on 5 of 5 comparisons, 2.52x as fast as the reference"
+        if outcome == "promote"
+        else "HOLD: none of 5 variants may be promoted yet; awq_w4a16_g64: support_intent is inconclusive",
+        detail="gptq_w4a16_g64 promote (within the margin on 5 of 5 comparisons); awq_w4a16_g64 hold (support_intent "
+        "is inconclusive); rtn_w4a16_g64 reject (fails on 2 of 3 comparisons)",
         would_change=("awq_w4a16_g64: 640 more items of support_intent would decide",),
-        reference="baseline", candidates=found, gate={"alpha": 0.05, "latency": {"profile": "closed-4", "metric": "ttft_ms", "percentile": 99.0}},
-        conditions=CONDITIONS, base={"model": "SmolLM2-135M-Instruct", "licence": "Apache-2.0"},
-    )  # fmt: skip
+        reference="baseline",
+        candidates=found,
+        gate={"alpha": 0.05, "latency": {"profile": "closed-4", "metric": "ttft_ms", "percentile": 99.0}},
+        conditions=CONDITIONS,
+        base={"model": "SmolLM2-135M-Instruct", "licence": "Apache-2.0"},
+    )
 
 
-def artifact(where: Path, kind: str, key: str, facts: Mapping[str, object] | None = None, inputs: Mapping[str, str] | None = None) -> Path:
+def artifact(
+    where: Path, kind: str, key: str, facts: Mapping[str, object] | None = None, inputs: Mapping[str, str] | None = None
+) -> Path:
     """Close a directory with a manifest, as the store does; files already in it are hashed."""
     where.mkdir(parents=True, exist_ok=True)
     record = Manifest.model_validate(
         {
-            "kind": kind, "stage": kind, "version": 1, "key": key, "config": {}, "inputs": dict(inputs or {}), "toolchain": {},
-            "device": {"name": CONDITIONS["device"]}, "facts": dict(facts or {}), "files": hash_tree(where),
-            "started": CONDITIONS["measured"], "seconds": 12.5, "peak_rss": 0,
+            "kind": kind,
+            "stage": kind,
+            "version": 1,
+            "key": key,
+            "config": {},
+            "inputs": dict(inputs or {}),
+            "toolchain": {},
+            "device": {"name": CONDITIONS["device"]},
+            "facts": dict(facts or {}),
+            "files": hash_tree(where),
+            "started": CONDITIONS["measured"],
+            "seconds": 12.5,
+            "peak_rss": 0,
         }
-    )  # fmt: skip
+    )
     (where / "manifest.json").write_text(record.model_dump_json())
     return where
 
@@ -154,7 +264,7 @@ def scores(root: Path, made: Decision) -> list[Path]:
     found = []
     for one in made.candidates:
         for eval_set in one.scores:
-            key = key_of("scores", one.label, eval_set)
+            key = one.keys[f"scores/{eval_set}"]
             where = root / "scores" / key[:16]
             where.mkdir(parents=True)
             pq.write_table(pa.table({"item_id": ["1", "2"], "score": [1.0, 0.0]}), where / "items.parquet")
@@ -175,15 +285,25 @@ def requests(root: Path, made: Decision, count: int = 320) -> Path:
             ttft = (middle or 0) * rng.lognormvariate(0, 0.3)
             rows.append(
                 {
-                    "engine": one.keys["engine"][:16], "profile": "closed-4", "mode": "closed", "concurrency": 4, "round": n % 5,
-                    "request": n, "ttft_ms": ttft, "tpot_ms": ttft * 0.12, "e2e_ms": ttft * 4, "ok": n != 3,
+                    "engine": one.keys["engine"][:16],
+                    "profile": "closed-4",
+                    "mode": "closed",
+                    "concurrency": 4,
+                    "round": n % 5,
+                    "request": n,
+                    "ttft_ms": ttft,
+                    "tpot_ms": ttft * 0.12,
+                    "e2e_ms": ttft * 4,
+                    "ok": n != 3,
                 }
-            )  # fmt: skip
+            )
     key = key_of("latency", made.campaign)
     where = root / "latency" / key[:16]
     where.mkdir(parents=True)
     pq.write_table(pa.Table.from_pylist(rows), where / "requests.parquet")
-    return artifact(where, "latency", key, {"rounds": 5, "device": CONDITIONS["device"], "started": CONDITIONS["measured"]})
+    return artifact(
+        where, "latency", key, {"rounds": 5, "device": CONDITIONS["device"], "started": CONDITIONS["measured"]}
+    )
 
 
 def decided(root: Path, made: Decision) -> Path:

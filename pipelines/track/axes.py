@@ -41,7 +41,9 @@ class Scale:
     log: bool = False
 
     def __call__(self, value: float) -> float:
-        low, high, at = (math.log(v) for v in (self.low, self.high, value)) if self.log else (self.low, self.high, value)
+        low, high, at = (
+            (math.log(v) for v in (self.low, self.high, value)) if self.log else (self.low, self.high, value)
+        )
         return self.start + (at - low) / (high - low) * (self.end - self.start)
 
     def ticks(self, about: int) -> list[float]:

@@ -14,8 +14,8 @@ STYLE = """
 svg.chart{--ink:#1b2430;--soft:#566272;--line:#d5dbe3;--paper:#fff;--good:#146c43;--bad:#b3261e;--warn:#8a5a00;
 --c0:#46515f;--c1:#1d5fc4;--c2:#b4491a;--c3:#15754f;--c4:#8436a8;--c5:#946200;--c6:#c2274f;--c7:#0b7285;
 font-family:system-ui,-apple-system,"Segoe UI","Helvetica Neue",Arial,"DejaVu Sans",sans-serif;font-size:13px}
-@media (prefers-color-scheme:dark){svg.chart{--ink:#e8edf4;--soft:#a5b1c1;--line:#39434f;--paper:#151a21;--good:#5fd39a;--bad:#ff8a80;
---warn:#f0b649;--c0:#b4bfcc;--c1:#7fb0ff;--c2:#ff9d6b;--c3:#57d3a0;--c4:#d49cf2;--c5:#e6bd58;--c6:#ff8aa8;--c7:#5fcfe0}}
+@media (prefers-color-scheme:dark){svg.chart{--ink:#e8edf4;--soft:#a5b1c1;--line:#39434f;--paper:#151a21;
+--good:#5fd39a;--bad:#ff8a80;--warn:#f0b649;--c0:#b4bfcc;--c1:#7fb0ff;--c2:#ff9d6b;--c3:#57d3a0;--c4:#d49cf2;--c5:#e6bd58;--c6:#ff8aa8;--c7:#5fcfe0}}
 @media print{svg.chart{--ink:#000;--soft:#333;--line:#bbb;--paper:#fff;--good:#146c43;--bad:#b3261e;--warn:#8a5a00;
 --c0:#46515f;--c1:#1d5fc4;--c2:#b4491a;--c3:#15754f;--c4:#8436a8;--c5:#946200;--c6:#c2274f;--c7:#0b7285}}
 svg.chart text{fill:var(--ink)}svg.chart .soft{fill:var(--soft)}svg.chart .grid{stroke:var(--line);stroke-width:1}
@@ -60,6 +60,12 @@ class Row:
     figures: str = ""
     verdict: str = ""
     inner: bool = False
+    decides: bool = True
+
+    @property
+    def word(self) -> str:
+        """The verdict as it is printed: in brackets where it decides nothing."""
+        return self.verdict if self.decides else f"({self.verdict})"
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,7 +85,7 @@ def number(value: float) -> str:
 
 
 def scatter(points: Sequence[Point], *, x_title: str, y_title: str, title: str, width: float = 860) -> str:
-    """Accuracy (y, higher is better) against latency (x, lower is better), each point labelled, with the Pareto front."""
+    """Accuracy (y, higher is better) against latency (x, lower is better): labelled points and the Pareto front."""
     narrow = width < 560
     frame = Box(46 if narrow else 58, 30, width - 14, (340 if narrow else 420) - 44)
     x = scale([v for p in points for v in p.x.ends], frame.left, frame.right, room=0.1, log_allowed=True)
@@ -127,7 +133,9 @@ def ecdf(curves: Sequence[Curve], *, x_title: str, title: str, width: float = 86
     y = Scale(0.0, 1.0, frame.bottom, frame.top)
     parts = [*keys, *_grid_x(x, frame, 4 if narrow else 7)]
     for share, text in ((0.0, "0%"), (0.25, "25%"), (0.5, "p50"), (0.75, "75%"), (0.95, "p95"), (0.99, "p99")):
-        parts.append(f'<line class="grid" x1="{frame.left}" x2="{frame.right}" y1="{y(share):.1f}" y2="{y(share):.1f}"/>')
+        parts.append(
+            f'<line class="grid" x1="{frame.left}" x2="{frame.right}" y1="{y(share):.1f}" y2="{y(share):.1f}"/>'
+        )
         drop = 11 if share == 0.95 else 2 if share == 0.99 else 4
         parts.append(_text(frame.left - 6, y(share) + drop, text, "soft", anchor="end"))
     for curve in curves:
@@ -141,13 +149,15 @@ def ecdf(curves: Sequence[Curve], *, x_title: str, title: str, width: float = 86
 def standalone(svg: str) -> str:
     """Make a chart a file of its own: style inside, and a background."""
     head, body = svg.split(">", 1)
-    return f'<?xml version="1.0" encoding="UTF-8"?>\n{head}><style>{STYLE}</style><rect class="back" width="100%" height="100%"/>{body}'
+    inner = f'<style>{STYLE}</style><rect class="back" width="100%" height="100%"/>'
+    return f'<?xml version="1.0" encoding="UTF-8"?>\n{head}>{inner}{body}'
 
 
 def _svg(parts: Sequence[str], width: float, height: float, title: str) -> str:
     size = f'viewBox="0 0 {width:.0f} {height:.0f}" width="{width:.0f}" height="{height:.0f}"'
     body = "\n".join(parts)
-    return f'<svg xmlns="http://www.w3.org/2000/svg" class="chart" role="img" {size} aria-label="{escape(title)}">{body}</svg>'
+    named = f'class="chart" role="img" aria-label="{escape(title)}"'
+    return f'<svg xmlns="http://www.w3.org/2000/svg" {named} {size}>{body}</svg>'
 
 
 def _colour(index: int) -> str:
@@ -231,15 +241,19 @@ def _forest_row(row: Row, x: Scale, top: float, step: float, width: float, narro
     if row.span is None and not row.figures:
         return [_text(4, top + step - (14 if narrow else 4), row.text, "strong")]
     indent = 26 if row.inner else 14
-    room = width - indent - 24 - text_width(row.verdict, 13) if narrow else x.start - indent - 8
+    room = width - indent - 24 - text_width(row.word, 13) if narrow else x.start - indent - 8
     style = "halo soft" if row.inner else "halo"
     parts = [_text(indent, top + 14 if narrow else line + 4, _cut(row.text, room), style)]
     tone = {"pass": "var(--good)", "inconclusive": "var(--warn)"}.get(row.verdict, "var(--bad)")
     if row.span is not None:
         parts += _forest_span(row.span, x, line, tone, row.inner)
     if narrow:
-        return [*parts, _text(width - 8, top + 14, row.verdict, "halo", anchor="end", fill=tone)]
-    return [*parts, _text(x.end + 14, line + 4, row.figures), _text(width - 4, line + 4, row.verdict, anchor="end", fill=tone)]
+        return [*parts, _text(width - 8, top + 14, row.word, "halo", anchor="end", fill=tone)]
+    return [
+        *parts,
+        _text(x.end + 14, line + 4, row.figures),
+        _text(width - 4, line + 4, row.word, anchor="end", fill=tone),
+    ]
 
 
 def _forest_span(span: Span, x: Scale, y: float, tone: str, inner: bool) -> list[str]:

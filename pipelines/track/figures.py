@@ -12,7 +12,11 @@ from pipelines.track.charts import Curve, Point, Row, Span
 
 WHOLE = "all"
 NONE = "\u2014"
-METRICS = {"ttft_ms": "time to first token (TTFT)", "tpot_ms": "time per output token (TPOT)", "e2e_ms": "end-to-end latency (E2E)"}
+METRICS = {
+    "ttft_ms": "time to first token (TTFT)",
+    "tpot_ms": "time per output token (TPOT)",
+    "e2e_ms": "end-to-end latency (E2E)",
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,7 +54,9 @@ def axis_of(decision: Decision) -> Axis | None:
 
 def latency_at(candidate: Candidate, axis: Axis | None) -> Latency | None:
     """A candidate's figure on an axis, where it has one."""
-    same = (f for f in candidate.latency if axis and Axis(f.profile, f.metric, f.percentile) == axis and f.value is not None)
+    same = (
+        f for f in candidate.latency if axis and Axis(f.profile, f.metric, f.percentile) == axis and f.value is not None
+    )
     return next(same, None)
 
 
@@ -72,29 +78,39 @@ def points(decision: Decision, axis: Axis | None) -> tuple[list[Point], list[str
             missing.append(f"{one.label}: {why}")
             continue
         half = half_width(one)
-        y = Span(one.mean_score) if half is None else Span(one.mean_score, one.mean_score - half[0], one.mean_score + half[1])
+        y = (
+            Span(one.mean_score)
+            if half is None
+            else Span(one.mean_score, one.mean_score - half[0], one.mean_score + half[1])
+        )
         found.append(
             Point(
-                one.label, Span(at.value, *_ends(at.interval)), y, colour[one.label],
-                hollow=not one.native, front=one.pareto and one.native, strong=one.label == decision.winner,
+                one.label,
+                Span(at.value, *_ends(at.interval)),
+                y,
+                colour[one.label],
+                hollow=not one.native,
+                front=one.pareto and one.native,
+                strong=one.label == decision.winner,
             )
-        )  # fmt: skip
+        )
     return found, missing
 
 
 def half_width(candidate: Candidate) -> tuple[float, float] | None:
     """How far the mean score may lie lower and higher: each eval set's interval of loss, added in squares.
 
-    Eval sets are independent samples, so variances of their mean add. None where a set has no interval.
+    Eval sets are independent samples, so variances of their mean add. None where a set has no interval, or where
+    the sets compared are not those that the mean score is over.
     """
-    whole = {v.eval_set: v for v in candidate.verdicts if v.slice == WHOLE and v.higher_is_better}
-    if not candidate.scores or candidate.scores.keys() - whole.keys():
+    whole = [v for v in candidate.verdicts if v.slice == WHOLE and v.higher_is_better]
+    scores = [v.score for v in whole if v.score is not None]
+    sides = [side for v in whole if (side := _sides(v)) is not None]
+    if not whole or not len(scores) == len(sides) == len(whole) or candidate.mean_score is None:
         return None
-    sides = [_sides(whole[name]) for name in candidate.scores]
-    kept = [side for side in sides if side is not None]
-    if len(kept) < len(sides):
+    if not math.isclose(math.fsum(scores) / len(scores), candidate.mean_score, rel_tol=1e-6):
         return None
-    return math.hypot(*(a for a, _ in kept)) / len(kept), math.hypot(*(b for _, b in kept)) / len(kept)
+    return math.hypot(*(a for a, _ in sides)) / len(sides), math.hypot(*(b for _, b in sides)) / len(sides)
 
 
 def _sides(verdict: Verdict) -> tuple[float, float] | None:
@@ -119,11 +135,11 @@ def _row(verdict: Verdict) -> Row:
     text = f"{verdict.eval_set} \u00b7 {verdict.slice}" if inner else verdict.eval_set
     figures = f"{signed(verdict.loss)} {between(verdict.interval)} of {plain(verdict.margin)}"
     if verdict.loss is None or verdict.margin <= 0:
-        return Row(text, None, figures, verdict.verdict, inner)
+        return Row(text, None, figures, verdict.verdict, inner, verdict.gates)
     low, high = _ends(verdict.interval)
     over = verdict.margin
     span = Span(verdict.loss / over, None if low is None else low / over, None if high is None else high / over)
-    return Row(text, span, figures, verdict.verdict, inner)
+    return Row(text, span, figures, verdict.verdict, inner, verdict.gates)
 
 
 def curves(decision: Decision, latency: Path, axis: Axis) -> list[Curve]:

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from pipelines.config import Strict
-from pipelines.decide.model import Candidate, Decision
+from pipelines.decide.model import Candidate, Decision, Latency
 from pipelines.errors import EvidenceError
 from pipelines.flow.store import Fact, manifest
 from pipelines.probe.latency import FORMULAS
@@ -63,24 +63,37 @@ def render(decision: Decision, config: ReportConfig, latency: Path | None = None
     rows = figures.rows(decision)
     curves = figures.curves(decision, latency, axis) if latency is not None and axis else []
     pareto = _pareto(points, axis)
-    page = _environment().get_template("report.html.j2").render(
-        title=config.title or decision.campaign,
-        d=decision,
-        axis=axis,
-        at={one.label: f.value if (f := figures.latency_at(one, axis)) else None for one in decision.candidates},
-        emulated=[one for one in decision.candidates if not one.native],
-        chart_style=charts.STYLE,
-        pareto=_both(pareto) if points else "",
-        missing=missing,
-        forest=_both(lambda w: charts.forest(rows, title="Loss against the margin, each comparison", width=w)) if rows else "",
-        ecdf=_both(lambda w: _ecdf(curves, axis, w)) if curves else "",
-        requests={c.label: len(c.values) for c in curves},
-        latency=_latency_table(decision),
-        measured=_measured(latency),
-        formulas=list((FORMULAS | JUDGEMENT).items()),
-        gate=list(_flat(decision.gate)),
-    )  # fmt: skip
+    page = (
+        _environment()
+        .get_template("report.html.j2")
+        .render(
+            title=config.title or decision.campaign,
+            d=decision,
+            headline=_headline(decision),
+            axis=axis,
+            at={one.label: f.value if (f := figures.latency_at(one, axis)) else None for one in decision.candidates},
+            emulated=[one for one in decision.candidates if not one.native],
+            chart_style=charts.STYLE,
+            pareto=_both(pareto) if points else "",
+            missing=missing,
+            forest=_both(lambda w: charts.forest(rows, title="Loss against the margin, each comparison", width=w))
+            if rows
+            else "",
+            ecdf=_both(lambda w: _ecdf(curves, axis, w)) if curves else "",
+            requests={c.label: len(c.values) for c in curves},
+            latency=_latency_table(decision),
+            measured=_measured(latency),
+            formulas=list((FORMULAS | JUDGEMENT).items()),
+            gate=list(_flat(decision.gate)),
+        )
+    )
     return page, charts.standalone(pareto(WIDE)) if points else charts.standalone(_empty())
+
+
+def _headline(decision: Decision) -> str:
+    """The headline without the outcome's own word, which the page shows as a badge."""
+    text = decision.headline.removeprefix(decision.outcome.upper()).lstrip(": ")
+    return text[:1].upper() + text[1:] if decision.winner is None else text
 
 
 def _pareto(points: list[charts.Point], axis: figures.Axis | None) -> Callable[[float], str]:
@@ -89,7 +102,9 @@ def _pareto(points: list[charts.Point], axis: figures.Axis | None) -> Callable[[
         names = f"p{axis.percentile:g} {axis.metric.removesuffix('_ms').upper()}, ms, {axis.profile} (lower is better)"
         x_title = names
     title = f"Mean score against {axis.short if axis else 'latency'}: {', '.join(p.label for p in points)}"
-    return lambda w: charts.scatter(points, x_title=x_title, y_title="mean score (higher is better)", title=title, width=w)
+    return lambda w: charts.scatter(
+        points, x_title=x_title, y_title="mean score (higher is better)", title=title, width=w
+    )
 
 
 def _ecdf(curves: list[charts.Curve], axis: figures.Axis | None, width: float) -> str:
@@ -100,9 +115,15 @@ def _ecdf(curves: list[charts.Curve], axis: figures.Axis | None, width: float) -
 
 def _empty() -> str:
     return charts.scatter(
-        [charts.Point("no candidate has both a score and a latency", charts.Span(1.0), charts.Span(1.0), 0, hollow=True)],
-        x_title="latency", y_title="mean score", title="No candidate has both a score and a latency",
-    )  # fmt: skip
+        [
+            charts.Point(
+                "no candidate has both a score and a latency", charts.Span(1.0), charts.Span(1.0), 0, hollow=True
+            )
+        ],
+        x_title="latency",
+        y_title="mean score",
+        title="No candidate has both a score and a latency",
+    )
 
 
 def _both(draw: Callable[[float], str]) -> str:
@@ -124,7 +145,7 @@ def _latency_table(decision: Decision) -> list[tuple[str, str, list[float], list
     return found
 
 
-def _cell(figure: figures.Latency) -> str:
+def _cell(figure: Latency) -> str:
     if figure.value is None:
         return figures.NONE
     digits = 1 if figure.value >= 10 else 2
@@ -154,7 +175,9 @@ def _measured(latency: Path | None) -> str:
 def _environment() -> Environment:
     from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
-    found = Environment(loader=FileSystemLoader(HERE), autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
+    found = Environment(
+        loader=FileSystemLoader(HERE), autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
+    )
     words = {"plain": figures.plain, "signed": figures.signed, "between": figures.between, "size": figures.size}
     found.filters.update(words)
     return found

@@ -1,0 +1,105 @@
+"""The page that answers the question: a saved view of MLflow's run list that opens on accuracy against latency.
+
+MLflow keeps shared views in experiment tags whose form is its own affair: all of it is here, none of it is needed.
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+import zlib
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+from urllib.parse import urlencode
+
+if TYPE_CHECKING:
+    from mlflow.tracking import MlflowClient
+
+TAG = "mlflow.sharedViewState."
+PARAMS = ("quantizer", "scheme")
+
+
+def state(campaign_key: str, x: str, y: str, metrics: Sequence[str]) -> dict[str, object]:
+    """The run list's state: this campaign's variants, their scatter, and parallel coordinates below it."""
+    section = f"quantgate-{campaign_key}"
+    chart = {"deleted": False, "isGenerated": False, "metricSectionId": section, "runsCountToCompare": 100}
+    scatter = chart | {
+        "type": "SCATTER",
+        "uuid": f"{section}-scatter",
+        "xaxis": {"key": x, "type": "METRIC"},
+        "yaxis": {"key": y, "type": "METRIC"},
+    }
+    parallel = chart | {
+        "type": "PARALLEL",
+        "uuid": f"{section}-parallel",
+        "selectedParams": list(PARAMS),
+        "selectedMetrics": list(metrics),
+        "showAllRuns": True,
+    }
+    columns = ["attributes.`Source`", "attributes.`Models`", "attributes.`Dataset`"]
+    return {
+        "searchFilter": f"tags.kind = 'variant' and tags.campaign_key = '{campaign_key}'",
+        "orderByKey": f"metrics.`{y}`",
+        "orderByAsc": False,
+        "startTime": "ALL",
+        "lifecycleFilter": "Active",
+        "modelVersionFilter": "All Runs",
+        "datasetsFilter": [],
+        "runsHiddenMode": "SHOWALL",
+        "runsHidden": [],
+        "runsPinned": [],
+        "runsExpanded": {},
+        "runsVisibilityMap": {},
+        "selectedColumns": [
+            c
+            for c in ("tags.`verdict`", "tags.`pareto`", f"metrics.`{y}`", f"metrics.`{x}`", *columns)
+            if c not in columns
+        ],
+        "compareRunCharts": [scatter, parallel],
+        "compareRunSections": [
+            {
+                "uuid": section,
+                "name": "Accuracy against latency",
+                "display": True,
+                "isReordered": True,
+                "deleted": False,
+                "isGenerated": False,
+                "columns": 1,
+                "cardHeight": 460,
+            }
+        ],
+        "isAccordionReordered": True,
+        "autoRefreshEnabled": False,
+        "useGroupedValuesInCharts": True,
+        "hideEmptyCharts": True,
+        "groupBy": None,
+        "viewMaximized": True,
+        "runListHidden": False,
+    }
+
+
+def packed(view: dict[str, object]) -> str:
+    """A state in the form MLflow stores: deflated, in base64."""
+    return "deflate;" + base64.b64encode(zlib.compress(json.dumps(view).encode())).decode()
+
+
+def fragment(experiment_id: str, campaign_key: str = "") -> str:
+    """The part of a link after the server's address; without a key, the plain run list."""
+    asked = {"workflowType": "machine_learning", "compareRunsMode": "CHART"}
+    if campaign_key:
+        asked = {"workflowType": "machine_learning", "viewStateShareKey": campaign_key, "compareRunsMode": "CHART"}
+    return f"#/experiments/{experiment_id}/runs?{urlencode(asked)}"
+
+
+def save(
+    client: MlflowClient, experiment_id: str, campaign_key: str, name: str, now_ms: int, view: dict[str, object]
+) -> str:
+    """Store a view under the campaign's key; give the link to it, or to the plain run list where that fails."""
+    from mlflow.exceptions import MlflowException
+
+    entry = {"name": name, "createdAt": now_ms, "updatedAt": now_ms, "state": packed(view)}
+    try:
+        client.set_experiment_tag(experiment_id, TAG + campaign_key, json.dumps(entry))
+    except MlflowException:
+        return fragment(experiment_id)
+    return fragment(experiment_id, campaign_key)

@@ -1,0 +1,142 @@
+"""What a campaign and its candidates look like in MLflow: names, values and texts, without MLflow."""
+
+from __future__ import annotations
+
+import math
+import re
+
+from pipelines.decide.model import Candidate, Decision
+from pipelines.track import figures
+
+NOTE = "mlflow.note.content"
+NOTE_CHARACTERS = 7800
+PARAM_CHARACTERS = 500
+
+
+def metric_name(*parts: str) -> str:
+    """A name with slashes between its parts; what MLflow does not take becomes an underscore."""
+    return "/".join(re.sub(r"[^A-Za-z0-9_\-. ]", "_", part) for part in parts)
+
+
+def latency_name(profile: str, metric: str, percentile: float) -> str:
+    return metric_name("latency", profile, f"{metric}_p{percentile:g}")
+
+
+def params(candidate: Candidate) -> dict[str, str]:
+    """What the candidate is."""
+    given = {
+        "quantizer": candidate.quantizer,
+        "scheme": candidate.scheme,
+        "library": candidate.library,
+        "target": candidate.target,
+        "variant": candidate.variant,
+        "engine": candidate.engine,
+        "native": str(candidate.native).lower(),
+        "native_note": candidate.native_note,
+    }
+    return {name: text[:PARAM_CHARACTERS] for name, text in given.items() if text}
+
+
+def metrics(candidate: Candidate) -> dict[str, float]:
+    """What was found about it. A figure that is missing or not finite is left out, never stored as another number."""
+    found: dict[str, float | None] = {
+        "quality/mean_score": candidate.mean_score,
+        "perplexity": candidate.perplexity,
+        "engine_kl": candidate.engine_kl,
+        "size/variant_mib": _mib(candidate.variant_bytes),
+        "size/engine_mib": _mib(candidate.engine_bytes),
+        "speed/ratio": candidate.speed.ratio if candidate.speed else None,
+    }
+    for name, score in candidate.scores.items():
+        found[metric_name("quality", name, figures.WHOLE, "score")] = score
+    for v in candidate.verdicts:
+        at = ("quality", v.eval_set, v.slice)
+        found[metric_name(*at, "score")] = v.score
+        found[metric_name(*at, "loss")] = v.loss
+        found[metric_name(*at, "upper_bound")] = v.interval.upper if v.interval else None
+        found[metric_name(*at, "margin")] = v.margin
+    for f in candidate.latency:
+        found[latency_name(f.profile, f.metric, f.percentile)] = f.value
+    for t in candidate.throughput:
+        found[metric_name("throughput", t.profile, "requests_per_s")] = t.requests_per_s
+        found[metric_name("throughput", t.profile, "output_tokens_per_s")] = t.output_tokens_per_s
+        found[metric_name("memory", t.profile, "peak_rss_mib")] = _mib(t.peak_rss_bytes)
+    return {name: float(value) for name, value in found.items() if value is not None and math.isfinite(value)}
+
+
+def tags(candidate: Candidate, decision: Decision, campaign_key: str) -> dict[str, str]:
+    """What the candidate is searched by."""
+    return {
+        "kind": "variant",
+        "campaign": decision.campaign,
+        "campaign_key": campaign_key,
+        "candidate": candidate.label,
+        "verdict": "failed" if candidate.status == "failed" else candidate.outcome or "reference",
+        "pareto": str(candidate.pareto).lower(),
+        "winner": str(candidate.label == decision.winner).lower(),
+        "native": str(candidate.native).lower(),
+        NOTE: candidate_text(candidate)[:NOTE_CHARACTERS],
+    } | {f"{kind}_key": key for kind, key in candidate.keys.items() if kind in ("variant", "engine")}
+
+
+def candidate_text(candidate: Candidate) -> str:
+    """A candidate's description: what became of it first, then why."""
+    if candidate.status == "failed":
+        first = f"**Failed:** {candidate.failure or 'no reason recorded'}"
+    elif candidate.reference:
+        first = "**Reference** of this campaign."
+    else:
+        first = f"**{(candidate.outcome or 'no outcome').capitalize()}**" + (
+            "" if candidate.native else " (emulated: its latency is no evidence)"
+        )
+    lines = [first, "", *(f"- {reason}" for reason in candidate.reasons)]
+    if candidate.verdicts:
+        lines += ["", "| eval set | slice | loss | interval | margin | verdict |", "|---|---|---|---|---|---|"]
+        lines += [
+            f"| {_cell(v.eval_set)} | {_cell(v.slice)} | {figures.signed(v.loss)} | {figures.between(v.interval)} "
+            f"| {figures.plain(v.margin)} | {v.verdict} |"
+            for v in candidate.verdicts
+        ]
+    return "\n".join(lines)
+
+
+def campaign_text(decision: Decision) -> str:
+    """The campaign's description: the decision in two lines, since the page shows few of them, then a table."""
+    axis = figures.axis_of(decision)
+    latency = f"{axis.short}, ms" if axis else "latency"
+    lines = [f"**{_line(decision.headline)}**  ", _line(decision.detail), ""]
+    lines += [f"| candidate | outcome | mean score | {latency} | size | reason |", "|---|---|---|---|---|---|"]
+    for one in decision.candidates:
+        at = figures.latency_at(one, axis)
+        reason = one.failure or (one.reasons[0] if one.reasons else "")
+        outcome = "failed" if one.status == "failed" else one.outcome or "reference"
+        name = f"**{_cell(one.label)}**" if one.label == decision.winner else _cell(one.label)
+        cells = (
+            name,
+            outcome,
+            figures.plain(one.mean_score),
+            figures.plain(at.value if at else None),
+            figures.size(one.engine_bytes),
+            _cell(reason),
+        )
+        lines.append("| " + " | ".join(cells) + " |")
+    if decision.would_change:
+        lines += ["", "What would change it:", *(f"- {_line(text)}" for text in decision.would_change)]
+    kept: list[str] = []
+    for line in lines:
+        if sum(map(len, kept)) + len(kept) + len(line) > NOTE_CHARACTERS:
+            return "\n".join([*kept, "", "(the rest is in decision.md)"])
+        kept.append(line)
+    return "\n".join(kept)
+
+
+def _mib(value: int | None) -> float | None:
+    return None if value is None else value / 2**20
+
+
+def _line(text: str) -> str:
+    return " ".join(text.split())
+
+
+def _cell(text: str) -> str:
+    return _line(text).replace("|", "\\|")

@@ -1,0 +1,201 @@
+"""The report and its charts, from a made-up decision."""
+
+from __future__ import annotations
+
+import math
+import re
+import xml.etree.ElementTree as ET
+from html.parser import HTMLParser
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from pipelines.decide.model import Decision
+from pipelines.errors import EvidenceError
+from pipelines.track import charts, figures
+from pipelines.track.axes import Box, log_ticks, place, scale, text_width, ticks
+from pipelines.track.report import ReportConfig, render, run
+from tests import decisions
+
+SVG = "{http://www.w3.org/2000/svg}"
+
+
+class Page(HTMLParser):
+    """Collects what a page refers to and the text it shows."""
+
+    def __init__(self, html: str) -> None:
+        super().__init__()
+        self.links: list[str] = []
+        self.scripts = 0
+        self.words: list[str] = []
+        self.feed(html)
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.scripts += tag == "script"
+        self.links += [v or "" for k, v in attrs if k in ("src", "href", "data", "action")]
+
+    def handle_data(self, data: str) -> None:
+        self.words.append(data)
+
+    @property
+    def text(self) -> str:
+        return " ".join(" ".join(self.words).split())
+
+
+def page(made: Decision) -> Page:
+    return Page(render(made, ReportConfig())[0])
+
+
+def test_the_page_needs_nothing_else(tmp_path: Path) -> None:
+    """No script, no link, no import, no url(): one file, readable offline."""
+    made = decisions.decision()
+    html, _ = render(made, ReportConfig(), decisions.requests(tmp_path, made, 40))
+    found = Page(html)
+    assert (0, []) == (found.scripts, found.links)
+    assert not re.search(r"url\(|@import", html)
+
+
+def test_the_page_says_what_was_decided_and_why() -> None:
+    """Outcome, winner, reasons, failures, what would change it, conditions and formulas are all in words."""
+    made = decisions.decision()
+    text = page(made).text
+    for said in (made.detail, *made.would_change, "support_intent is inconclusive", "loads as noise", "Apache-2.0"):
+        assert said in text
+    assert "(E2E - TTFT) / (n - n1)" in text
+    assert made.conditions["device"] in text
+
+
+def test_names_from_outside_cannot_become_markup() -> None:
+    """A label that is HTML is shown as it is written, in the page and in both chart sizes."""
+    made = decisions.decision()
+    evil = made.candidates[1].model_copy(update={"label": "<script>x</script>&"})
+    made = made.model_copy(update={"candidates": (made.candidates[0], evil, *made.candidates[2:])})
+    html, svg = render(made, ReportConfig())
+    assert "<script" not in html + svg
+    assert "<script>x</script>&" in Page(html).text
+    ET.fromstring(svg)
+
+
+def test_the_scatter_labels_each_candidate_once_and_draws_emulated_ones_hollow() -> None:
+    """One filled mark per native candidate with both figures, one hollow mark per emulated one, a text for each."""
+    svg = ET.fromstring(render(decisions.decision(), ReportConfig())[1])
+    texts = [t.text for t in svg.iter(f"{SVG}text")]
+    shown = ["baseline", "gptq_w4a16_g64", "awq_w4a16_g64", "fp8_dynamic"]
+    assert [1, 1, 1, 1] == [texts.count(name) for name in shown]
+    fills = [c.get("fill") for c in svg.iter(f"{SVG}circle")]
+    assert (4, 1) == (len(fills), fills.count("var(--paper)"))
+
+
+def test_candidates_that_cannot_be_drawn_are_named_with_the_reason() -> None:
+    """Too few requests for the percentile, or a failure, is said under the chart."""
+    text = page(decisions.decision()).text
+    assert "rtn_w4a16_g64: no p99 TTFT" in text
+    assert "gptq_w3a16_g64: perplexity 4812" in text
+    assert "emulated: latency is no evidence" in text
+
+
+def test_a_percentile_the_sample_does_not_support_is_a_dash() -> None:
+    """The reader sees a dash, never the maximum in its place."""
+    html, _ = render(decisions.decision(), ReportConfig())
+    row = re.search(r'<h3>closed-4 · TTFT, ms</h3>.*?<th scope="row">rtn_w4a16_g64</th>(.*?)</tr>', html, re.S)
+    assert row is not None
+    assert "—" == re.findall(r"<td[^>]*>(.*?)</td>", row[1])[-1]
+
+
+def test_a_reused_measurement_shows_its_own_date_and_device(tmp_path: Path) -> None:
+    """The date is that of the probe, not of the report."""
+    made = decisions.decision()
+    html, _ = render(made, ReportConfig(), decisions.requests(tmp_path, made, 20))
+    assert f"Measured {decisions.CONDITIONS['measured']} on {decisions.CONDITIONS['device']}" in Page(html).text
+
+
+def test_a_decision_with_nothing_measured_still_gives_a_page() -> None:
+    """No scores, no latency, no verdicts: the page and a valid drawing come out all the same."""
+    made = decisions.decision("hold")
+    made = made.model_copy(update={"candidates": made.candidates[-1:], "gate": {}, "would_change": ()})
+    html, svg = render(made, ReportConfig())
+    ET.fromstring(svg)
+    assert "failed" in Page(html).text
+
+
+def test_the_stage_writes_both_files_and_counts(tmp_path: Path) -> None:
+    """The facts say what a run's list needs."""
+    made = decisions.decision("hold")
+    out = tmp_path / "out"
+    out.mkdir()
+    facts = run(ReportConfig(), out, decision=decisions.decided(tmp_path, made), latency=None)
+    assert ("hold", 6) == (facts["outcome"], facts["candidates"])
+    assert {"report.html", "pareto.svg"} == {p.name for p in out.iterdir()}
+
+
+def test_a_missing_decision_is_evidence_missing(tmp_path: Path) -> None:
+    """The file and what to do are named."""
+    with pytest.raises(EvidenceError, match=r"decision\.json"):
+        run(ReportConfig(), tmp_path, decision=tmp_path)
+
+
+def test_the_chart_uses_the_gates_own_latency_figure() -> None:
+    """Otherwise the highest percentile up to 99 that most candidates have, on the speed test's profile and metric."""
+    made = decisions.decision()
+    assert figures.Axis("closed-4", "ttft_ms", 99.0) == figures.axis_of(made)
+    assert figures.Axis("closed-4", "ttft_ms", 95.0) == figures.axis_of(made.model_copy(update={"gate": {}}))
+
+
+def test_the_bar_of_a_mean_score_adds_intervals_in_squares() -> None:
+    """Half widths 0.011, 0.009 and 0.012 of three sets give sqrt(0.011^2 + 0.009^2 + 0.012^2) / 3 = 0.00620."""
+    low, high = figures.half_width(decisions.decision().candidates[1]) or (0, 0)
+    assert pytest.approx((0.0062004, 0.0062004), rel=1e-4) == (low, high)
+
+
+def test_a_verdict_that_does_not_gate_is_drawn_in_brackets() -> None:
+    """What is only shown is told apart from what decides."""
+    one = decisions.decision().candidates[1]
+    shown = one.verdicts[0].model_copy(update={"gates": False})
+    made = decisions.decision().model_copy(update={"candidates": (one.model_copy(update={"verdicts": (shown,)}),)})
+    assert ["", "(pass)"] == [row.word if row.verdict else "" for row in figures.rows(made)]
+
+
+@given(st.lists(st.floats(0.01, 1e5), min_size=1, max_size=400))
+def test_the_curve_keeps_the_ends_and_never_falls(values: list[float]) -> None:
+    """Thinning leaves a distribution function: from 0 to 1, not decreasing, exact where it has a point."""
+    ordered = tuple(sorted(values))
+    steps = charts._steps(ordered, 50)
+    assert (ordered[0], 0.0) == steps[0]
+    assert (ordered[-1], 1.0) == steps[-1]
+    assert all(a[0] <= b[0] and a[1] <= b[1] for a, b in zip(steps, steps[1:], strict=False))
+    assert all(math.isclose(s, sum(v <= x for v in ordered) / len(ordered)) for x, s in steps[1:])
+
+
+@given(st.floats(-1e6, 1e6), st.floats(1e-4, 1e6))
+def test_ticks_are_inside_evenly_spaced_and_few(low: float, width: float) -> None:
+    """Ticks are multiples of one step, between two and twice as many as asked."""
+    found = ticks(low, low + width, 5)
+    assert 2 <= len(found) <= 10
+    assert all(low - width * 1e-6 <= t <= low + width * (1 + 1e-6) for t in found)
+
+
+def test_a_logarithmic_axis_has_one_two_five() -> None:
+    """Over three decades: 1, 2 and 5 of each."""
+    assert [2, 5, 10, 20, 50, 100, 200] == [round(t, 9) for t in log_ticks(1.5, 300)]
+    assert scale([1, 30], 0, 100, log_allowed=True).log
+    assert not scale([1, 15], 0, 100, log_allowed=True).log
+
+
+@given(st.lists(st.tuples(st.floats(60, 700), st.floats(50, 350)), min_size=2, max_size=6))
+def test_labels_stay_inside_the_frame(anchors: list[tuple[float, float]]) -> None:
+    """However the points lie, no label leaves the drawing."""
+    frame, texts = Box(40, 20, 846, 380), [f"gptq_w4a16_g{n}" for n in range(len(anchors))]
+    for (left, base), text in zip(place(anchors, texts, frame, 13), texts, strict=True):
+        assert frame.left <= left <= left + text_width(text, 13) <= frame.right
+        assert frame.top <= base <= frame.bottom
+
+
+def test_labels_of_close_points_do_not_overlap() -> None:
+    """Four points within a few pixels: each label finds a place of its own."""
+    anchors = [(300.0, 200.0), (303.0, 202.0), (306.0, 199.0), (302.0, 206.0)]
+    texts = [f"gptq_w4a16_g{n}" for n in range(4)]
+    spots = place(anchors, texts, Box(40, 20, 846, 380), 13)
+    boxes = [Box(x, y - 11, x + text_width(t, 13), y + 3) for (x, y), t in zip(spots, texts, strict=True)]
+    assert all(a.overlap(b) == 0 for n, a in enumerate(boxes) for b in boxes[n + 1 :])

@@ -1,0 +1,113 @@
+"""What MLflow is given: the saved view, names, texts, and no secrets."""
+
+from __future__ import annotations
+
+import base64
+import json
+import math
+import zlib
+
+import pytest
+
+from pipelines.track import views, wording
+from pipelines.track.masking import masked, masked_text
+from tests import decisions
+
+
+def test_a_packed_view_is_deflated_json() -> None:
+    """The form that MLflow writes itself: a word, a semicolon, base64 of zlib."""
+    state = views.state("k" * 16, "latency/c/ttft_ms_p99", "quality/mean_score", ["perplexity"])
+    word, _, data = views.packed(state).partition(";")
+    assert "deflate" == word
+    assert state == json.loads(zlib.decompress(base64.b64decode(data)))
+
+
+def test_the_view_shows_the_scatter_of_this_campaigns_variants_only() -> None:
+    """Filter, axes and order are those of the campaign."""
+    state = views.state("abc", "x", "y", ["x", "y"])
+    assert "tags.kind = 'variant' and tags.campaign_key = 'abc'" == state["searchFilter"]
+    scatter, parallel = state["compareRunCharts"]  # type: ignore[misc]
+    assert ("SCATTER", "x", "y") == (scatter["type"], scatter["xaxis"]["key"], scatter["yaxis"]["key"])
+    assert ("PARALLEL", ["x", "y"]) == (parallel["type"], parallel["selectedMetrics"])
+
+
+def test_a_link_opens_the_view_or_the_plain_list() -> None:
+    """Both open the chart page of the training side of MLflow."""
+    assert "#/experiments/7/runs?workflowType=machine_learning&viewStateShareKey=k&compareRunsMode=CHART" == (
+        views.fragment("7", "k")
+    )
+    assert "#/experiments/7/runs?workflowType=machine_learning&compareRunsMode=CHART" == views.fragment("7")
+
+
+def test_metric_names_are_ones_mlflow_takes() -> None:
+    """Commas, brackets and slashes inside a part become underscores; slashes stand only between parts."""
+    assert "quality/acc_none/a_b_/score" == wording.metric_name("quality", "acc,none", "a(b)", "score")
+    assert "latency/closed-4/ttft_ms_p99.9" == wording.latency_name("closed-4", "ttft_ms", 99.9)
+
+
+def test_figures_that_are_missing_or_not_finite_are_never_metrics() -> None:
+    """NaN, infinity and None are left out, not stored as another number."""
+    one = decisions.decision().candidates[1].model_copy(update={"perplexity": math.inf, "engine_kl": math.nan})
+    found = wording.metrics(one.model_copy(update={"mean_score": None}))
+    assert not {"perplexity", "engine_kl", "quality/mean_score"} & found.keys()
+    assert all(math.isfinite(v) for v in found.values())
+
+
+def test_metrics_have_the_plain_names() -> None:
+    """Quality by set and slice, latency and throughput by profile, size in MiB."""
+    found = wording.metrics(decisions.decision().candidates[1])
+    assert pytest.approx(0.013) == found["quality/support_intent/all/upper_bound"]
+    assert pytest.approx(0.006) == found["quality/support_intent/billing/loss"]
+    assert pytest.approx(31 * 2.4 * 1.9) == found["latency/closed-4/ttft_ms_p99"]
+    assert pytest.approx(124_000_000 / 2**20) == found["size/engine_mib"]
+
+
+def test_the_campaigns_text_starts_with_the_decision_in_two_lines() -> None:
+    """Before the table, since the page folds the rest away."""
+    made = decisions.decision()
+    lines = wording.campaign_text(made).splitlines()
+    assert [f"**{made.headline}**", made.detail] == [line.strip() for line in lines[:2]]
+    assert lines[3].startswith("| candidate |")
+    assert 3 + 2 + len(made.candidates) <= len(lines)
+
+
+def test_a_long_campaigns_text_stays_within_what_mlflow_keeps() -> None:
+    """Four hundred candidates: whole lines only, and it says where the rest is."""
+    made = decisions.decision()
+    many = tuple(made.candidates[1].model_copy(update={"label": f"variant_{n}"}) for n in range(400))
+    text = wording.campaign_text(made.model_copy(update={"candidates": many}))
+    assert len(text) < 8000
+    assert text.endswith("(the rest is in decision.md)")
+
+
+def test_a_failed_candidates_text_starts_with_the_reason() -> None:
+    """Status and reason first."""
+    broken = decisions.decision().candidates[-1]
+    assert f"**Failed:** {broken.failure}" == wording.candidate_text(broken).splitlines()[0]
+
+
+def test_settings_named_like_secrets_are_masked_and_others_kept() -> None:
+    """Names are taken word by word: hf_token is one, max_tokens and eos_token are not."""
+    given = {
+        "hf_token": "a", "apiKey": "b", "db": {"password": 5, "user": "u"}, "Authorization": "c", "key": "d",
+        "max_tokens": 64, "tokenizer": "t", "eos_token": "</s>", "campaign_key": "k", "keys": ["x"], "token": None,
+    }  # fmt: skip
+    expected = given | {
+        "hf_token": "***", "apiKey": "***", "db": {"password": "***", "user": "u"}, "Authorization": "***", "key": "***",
+    }  # fmt: skip
+    assert expected == masked(given)
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("postgresql://me:pw@db/x", "postgresql://***@db/x"),
+        ("https://h/p?api_key=abc&x=1", "https://h/p?api_key=***&x=1"),
+        ("Bearer abcdefghijkl", "Bearer ***"),
+        ("use hf_abcdefghijklmnopqrst now", "use *** now"),
+        ("support@example.com and a/b@c", "support@example.com and a/b@c"),
+    ],
+)
+def test_credentials_inside_texts_are_masked(text: str, expected: str) -> None:
+    """URLs lose their user part, parameters and headers their value, tokens of a known shape everything."""
+    assert expected == masked_text(text)
