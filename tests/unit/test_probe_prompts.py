@@ -1,0 +1,143 @@
+"""Prompts: what a file may hold, that all engines get the same ids, and that no two requests share a prefix."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from pipelines.config import CONF_DIR
+from pipelines.errors import InputError
+from pipelines.probe import prompts
+
+from .probe_configs import write_tokenizer
+
+TEMPLATE = (
+    "{% for m in messages %}<{{ m['role'] }}>{{ m['content'] }}{% endfor %}"
+    "{% if add_generation_prompt %}<assistant>{% endif %}"
+)
+
+
+@pytest.fixture
+def engine(tmp_path: Path) -> Path:
+    made = tmp_path / "engine"
+    write_tokenizer(made)
+    return made
+
+
+def write(path: Path, *lines: object) -> Path:
+    path.write_text("\n".join(line if isinstance(line, str) else json.dumps(line) for line in lines))
+    return path
+
+
+def test_text_is_tokenized_by_the_engines_tokenizer(tmp_path: Path, engine: Path) -> None:
+    """`text` is encoded as it is: w0 to w99 are the tokens 2 to 101 of the test vocabulary."""
+    path = write(tmp_path / "p.jsonl", {"text": "w0 w1 w99"})
+    assert prompts.load(path, engine, requests=1, seed=0).prompts == (prompts.Prompt("0", (2, 3, 101)),)
+
+
+def test_messages_are_rendered_with_the_chat_template(engine: Path) -> None:
+    """Messages become what the model was trained on, up to where its answer begins."""
+    (engine / "chat_template.jinja").write_text(TEMPLATE)
+    said = [prompts.Message(role="user", content="hello")]
+    assert prompts.ChatTemplate.of(engine).render(said) == "<user>hello<assistant>"
+
+
+def test_template_inside_the_tokenizer_config(engine: Path) -> None:
+    """Older checkpoints keep the template, and special tokens as objects, in tokenizer_config.json."""
+    config = {"chat_template": "{{ bos_token }}" + TEMPLATE, "bos_token": {"content": "<s>"}}
+    (engine / "tokenizer_config.json").write_text(json.dumps(config))
+    said = [prompts.Message(role="user", content="hello")]
+    assert prompts.ChatTemplate.of(engine).render(said) == "<s><user>hello<assistant>"
+
+
+def test_template_that_refuses_a_role_is_one_clear_error(engine: Path) -> None:
+    """A template's own complaint reaches the user as an input error."""
+    (engine / "chat_template.jinja").write_text("{{ raise_exception('no system role') }}")
+    with pytest.raises(InputError, match="no system role"):
+        prompts.ChatTemplate.of(engine).render([prompts.Message(role="system", content="x")])
+
+
+def test_no_template_joins_the_contents(engine: Path) -> None:
+    """A base model without a chat template gets the messages' plain text."""
+    said = [prompts.Message(role="system", content="a"), prompts.Message(role="user", content="b")]
+    assert prompts.ChatTemplate.of(engine).render(said) == "a\n\nb"
+
+
+@given(prompt_count=st.integers(1, 4), requests=st.integers(1, 100), seed=st.integers())
+def test_no_two_requests_share_a_prefix(
+    prompt_count: int, requests: int, seed: int, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    """Every request starts with another token, even when the prompt is the same; special tokens are not used for it."""
+    where = tmp_path_factory.mktemp("prompts")
+    write_tokenizer(where)
+    path = write(where / "p.jsonl", *({"text": f"w{k} w7 w8"} for k in range(prompt_count)))
+    loaded = prompts.load(path, where, requests=requests, seed=seed)
+    sent = [loaded.request_ids(k % prompt_count, k) for k in range(requests)]
+    assert len({ids[0] for ids in sent}) == requests
+    assert all(ids[1:] == loaded.prompts[k % prompt_count].ids for k, ids in enumerate(sent))
+    assert min(ids[0] for ids in sent) >= 2
+
+
+def test_more_requests_than_tokens(tmp_path: Path, engine: Path) -> None:
+    """A vocabulary of 100 ordinary tokens cannot tell 101 requests apart, and the error says what to lower."""
+    path = write(tmp_path / "p.jsonl", {"text": "w0"})
+    with pytest.raises(InputError, match=r"101 requests.*100 ordinary tokens.*lower probe\.rounds"):
+        prompts.load(path, engine, requests=101, seed=0)
+
+
+@pytest.mark.parametrize(
+    ("line", "said"),
+    [
+        ("{broken", "line 2"),
+        ({"question": "x"}, "line 2: no prompt"),
+        ({"text": 7}, "line 2: text=7"),
+        ("[]", "line 2"),
+    ],
+)
+def test_bad_line_is_named(tmp_path: Path, line: object, said: str) -> None:
+    """Whatever is wrong with a line, the error names the line."""
+    with pytest.raises(InputError, match=said):
+        prompts.read_items(write(tmp_path / "p.jsonl", {"text": "fine"}, line))
+
+
+def test_other_keys_are_left_alone(tmp_path: Path) -> None:
+    """A log of requests can be used as it is."""
+    path = write(tmp_path / "p.jsonl", {"messages": [{"role": "user", "content": "x", "name": "n"}], "status": 200})
+    assert prompts.read_items(path)[0].messages[0].content == "x"
+
+
+def test_missing_and_empty_files(tmp_path: Path) -> None:
+    """A missing file and one without prompts are both named with their key."""
+    with pytest.raises(InputError, match=r"probe\.prompts=.*No such file"):
+        prompts.read_items(tmp_path / "absent.jsonl")
+    with pytest.raises(InputError, match=r"probe\.prompts=.*no prompts"):
+        prompts.read_items(write(tmp_path / "p.jsonl", ""))
+
+
+def test_changed_file_is_refused(tmp_path: Path) -> None:
+    """A file whose hash is not the one planned with is not used."""
+    path = write(tmp_path / "p.jsonl", {"text": "x"})
+    assert prompts.read_items(path, hashlib.sha256(path.read_bytes()).hexdigest())
+    with pytest.raises(InputError, match="the file has changed"):
+        prompts.read_items(path, "0" * 64)
+
+
+def test_engine_without_tokenizer(tmp_path: Path) -> None:
+    """An engine directory without tokenizer.json is one clear error."""
+    path = write(tmp_path / "p.jsonl", {"text": "x"})
+    with pytest.raises(InputError, match=r"tokenizer\.json: missing"):
+        prompts.load(path, tmp_path, requests=1, seed=0)
+
+
+def test_shipped_requests() -> None:
+    """The shipped prompt file holds at least 40 requests with ids of their own, short and long ones."""
+    items = prompts.read_items(CONF_DIR / "probe" / "requests.jsonl")
+    lengths = [sum(len(message.content) for message in item.messages) for item in items]
+    assert len({item.id for item in items}) == len(items) >= 40
+    assert min(lengths) < 100
+    assert max(lengths) > 1500
