@@ -32,6 +32,21 @@ def gptq_format(config: Mapping[str, Any]) -> str:
     return str(config.get("checkpoint_format") or config.get("format") or "gptq")
 
 
+def shape_of(shards: Shards, module: str) -> tuple[int, int]:
+    """[out, in] of a quantized layer's weight, without decoding it."""
+    if f"{module}.weight_shape" in shards:
+        out, columns = (int(n) for n in shards[f"{module}.weight_shape"])
+        return out, columns
+    if f"{module}.weight" in shards:
+        out, columns = shards.shape(f"{module}.weight")
+        return out, columns
+    rows, width = shards.shape(f"{module}.qweight")
+    out = shards.shape(f"{module}.scales")[1]
+    if width != out:  # AWQ packs along the outputs
+        return out, rows
+    return out, rows * 32 // _bits(shards.shape(f"{module}.qzeros")[1], out, f"{module}.qzeros")
+
+
 def find_compressed(shards: Shards, config: Mapping[str, Any]) -> dict[str, Reader]:
     """Find pack-quantized, int-quantized and float-quantized layers by the tensors they have."""
     found: dict[str, Reader] = {}

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from pipelines.errors import InputError, StageFailed, closest
 from pipelines.quantize.codes import Codes, Quantized, Scaled, dequantize
-from pipelines.quantize.layouts import Reader, find_awq, find_compressed, find_gptq, gptq_format, repeat
+from pipelines.quantize.layouts import Reader, find_awq, find_compressed, find_gptq, gptq_format, repeat, shape_of
 from pipelines.quantize.shards import Shards, quantization_config
 
 __all__ = [
@@ -40,6 +40,10 @@ class QuantizedModules(Mapping[str, Quantized]):
 
     def __len__(self) -> int:
         return len(self._readers)
+
+    def shape(self, module: str) -> tuple[int, int]:
+        """[out, in] of a layer's weight, from the sizes on file."""
+        return shape_of(self.shards, module)
 
     def owns(self, tensor: str) -> bool:
         """Whether a tensor of the checkpoint is part of a quantized weight (its bias is not)."""

@@ -1,0 +1,63 @@
+"""What can be said against an ONNX Runtime engine before a minute is spent on it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
+
+from pipelines.engine.ort_builder import BUILDERS
+from pipelines.engine.ort_graph import BITS, SMALLEST_BLOCK
+from pipelines.errors import Problem, closest
+from pipelines.flow.store import Fact
+from pipelines.quantize import scheme as schemes
+
+if TYPE_CHECKING:
+    from pipelines.engine.ort_genai import OrtGenaiConfig
+
+READ_METHODS = ("", "compressed-tensors", "gptq", "awq")
+
+
+def preflight(config: OrtGenaiConfig, variant_facts: Mapping[str, Fact], device: Mapping[str, str]) -> list[Problem]:
+    """Find what would make a build fail.
+
+    Looks at the facts architecture, scheme, quant_method, parameters and max_positions, as far as they are there.
+    """
+    found = []
+    architecture, method = variant_facts.get("architecture"), variant_facts.get("quant_method", "")
+    if architecture is not None and architecture not in BUILDERS:
+        allowed = closest(str(architecture), BUILDERS)
+        found.append(Problem("checkpoint.source", architecture, "ort_genai exports no such architecture", allowed))
+    if method not in READ_METHODS:
+        allowed = closest(str(method), [m for m in READ_METHODS if m])
+        found.append(Problem("variant.quantizer", method, "ort_genai cannot carry codes of this method", allowed))
+    if isinstance(named := variant_facts.get("scheme"), str):
+        found += _scheme_problems(schemes.parse(named))
+    longest = variant_facts.get("max_positions")
+    if isinstance(longest, int) and config.max_length > longest:
+        found.append(Problem("engine.max_length", config.max_length, f"the model knows {longest} positions"))
+    count, memory = variant_facts.get("parameters"), float(device.get("memory_gib", "inf"))
+    if isinstance(count, int) and 4 * count / 2**30 > memory:
+        found.append(Problem("checkpoint.source", count, f"float32 layers alone may need more than {memory:g} GiB"))
+    return found
+
+
+def _scheme_problems(scheme: schemes.Scheme) -> list[Problem]:
+    if not scheme.quantized or scheme.weight_type == "float":
+        return []
+    if scheme.weight_bits not in BITS:
+        return [
+            Problem("variant.scheme", str(scheme), "ort_genai carries 4- and 8-bit codes", f"allowed: W{BITS} bits")
+        ]
+    if scheme.group_size is not None and scheme.group_size % SMALLEST_BLOCK:
+        return [Problem("variant.scheme", str(scheme), f"group size must be a multiple of {SMALLEST_BLOCK}")]
+    return []
+
+
+def redundant(config: OrtGenaiConfig, scheme: schemes.Scheme) -> str | None:
+    """Why this engine would be the same as the exact one for a scheme, None where it would not."""
+    carried = scheme.quantized and scheme.weight_type == "int"
+    if config.accuracy_level != 1 and not carried:
+        return (
+            f"accuracy_level={config.accuracy_level} changes only products of carried integer codes; {scheme} has none"
+        )
+    return None

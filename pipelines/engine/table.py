@@ -1,0 +1,88 @@
+"""The targets an engine can be built for. A new target is one module and one row here; nothing else names it.
+
+Rows hold import strings, so that reading the table loads no runtime.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from pydantic import BaseModel
+
+from pipelines.errors import ConfigError, Problem, closest
+from pipelines.flow.stage import resolve
+from pipelines.flow.store import Fact
+
+if TYPE_CHECKING:
+    from pipelines.quantize.scheme import Scheme
+
+Command = tuple[list[str], dict[str, str]]
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """One kind of engine: `module` has its config and the functions build, preflight, redundant and serve.
+
+    Raise `version` when the code changes what is built; `packages` are the distributions whose versions do.
+    """
+
+    name: str
+    version: int
+    module: str
+    config: str
+    packages: tuple[str, ...]
+
+    @property
+    def config_type(self) -> str:
+        """Import string of the config model."""
+        return f"{self.module}:{self.config}"
+
+    @property
+    def build(self) -> str:
+        """Import string of the stage function: (config, out, *, variant, reference) -> facts."""
+        return f"{self.module}:build"
+
+    def preflight(
+        self, config: BaseModel, variant_facts: Mapping[str, Fact], device: Mapping[str, str]
+    ) -> list[Problem]:
+        """Find what would make a build fail, from what is known before a minute is spent."""
+        found: list[Problem] = resolve(f"{self.module}:preflight")(config, variant_facts, device)
+        return found
+
+    def redundant(self, config: BaseModel, scheme: Scheme) -> str | None:
+        """Say why this engine of a scheme would be the same as a plainer one of the same target, None if it is not."""
+        reason: str | None = resolve(f"{self.module}:redundant")(config, scheme)
+        return reason
+
+    def serve(self, engine: Path, port: int, threads: int) -> Command:
+        """The command, and additions to its environment, of an OpenAI-compatible server on loopback."""
+        command: Command = resolve(f"{self.module}:serve")(engine, port, threads)
+        return command
+
+
+TARGETS: Mapping[str, Target] = {
+    row.name: row
+    for row in (
+        Target(
+            name="ort_genai",
+            version=1,
+            module="pipelines.engine.ort_genai",
+            config="OrtGenaiConfig",
+            packages=("onnxruntime-genai", "onnxruntime", "onnx", "onnx-ir", "torch", "transformers"),
+        ),
+    )
+}
+
+
+def target(name: str) -> Target:
+    """Look a target up.
+
+    Raises:
+        ConfigError: there is none of that name, with the closest one.
+    """
+    if name not in TARGETS:
+        raise ConfigError([Problem("engine.target", name, "no such target", closest(name, TARGETS))])
+    return TARGETS[name]

@@ -1,0 +1,122 @@
+"""What a variant predicts on held-out text, by transformers in float32: the yardstick its engine is held to.
+
+The same windows of token ids are scored for the base and for every variant, so perplexities compare.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from pydantic import Field
+
+from pipelines.config import Strict
+from pipelines.errors import InputError, StageFailed
+from pipelines.flow.progress import report
+from pipelines.flow.store import Fact, facts
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
+TOKENS = "tokens.npz"
+
+
+class ReferenceConfig(Strict):
+    """Held-out text and how much of it, and how far a variant may fall behind the base before it counts as noise."""
+
+    text_path: str
+    text_sha256: str
+    windows: int = Field(8, ge=1)
+    length: int = Field(512, ge=2)
+    max_ratio: float = Field(5.0, gt=1)
+
+
+def run_reference(config: ReferenceConfig, out: Path, *, variant: Path, base: Path | None = None) -> dict[str, Fact]:
+    """Score held-out windows on the reloaded variant. Without `base`, the variant is the base.
+
+    Raises:
+        StageFailed: the checkpoint does not load cleanly, tokenizes the text differently from the base, or its
+            perplexity is beyond max_ratio times the base's.
+    """
+    import numpy as np
+
+    from pipelines.quantize.reload import load, next_token_logprobs, perplexity
+    from pipelines.quantize.reload import logits as logits_of
+
+    ids = windows_of(config, variant)
+    if base is not None and not np.array_equal(ids, load_tokens(base)[0]):
+        raise StageFailed(
+            f"{variant}: its tokenizer gives other ids for {config.text_path} than the base's; copy the base's"
+        )
+    loaded = load(variant)
+    rows = []
+    for done, row in enumerate(ids):
+        report(done, len(ids), "held-out windows")
+        rows.append(next_token_logprobs(logits_of(loaded, row)[0], row))
+    report(len(ids), len(ids), "held-out windows")
+    logprobs = np.stack(rows)
+    found = perplexity(logprobs)
+    baseline = float(facts(base)["perplexity"] or 0) if base is not None else found
+    if not found <= config.max_ratio * baseline:
+        raise StageFailed(
+            f"{variant}: perplexity {found:.4g} on held-out text is more than {config.max_ratio:g} times the base's "
+            f"{baseline:.4g}: the checkpoint loads as noise (bound: held_out.max_ratio)"
+        )
+    np.savez(out / TOKENS, ids=ids, logprobs=logprobs)
+    return {
+        "perplexity": found,
+        "base_perplexity": baseline,
+        "tokens": int(logprobs.size),
+        "implementation": loaded.implementation,
+    }
+
+
+def load_tokens(reference: Path) -> tuple[NDArray[np.int32], NDArray[np.float32]]:
+    """Read a reference: ids int32 [windows, length] and the next tokens' logprobs float32 [windows, length - 1]."""
+    import numpy as np
+
+    with np.load(reference / TOKENS) as held:
+        return held["ids"], held["logprobs"]
+
+
+def windows_of(config: ReferenceConfig, checkpoint: Path) -> NDArray[np.int32]:
+    """Tokenize the held-out text and cut evenly spaced windows, each begun as the tokenizer begins a text.
+
+    Raises:
+        InputError: the text is not what it was when it was pinned, has a broken line, or is too short.
+    """
+    import numpy as np
+    from transformers import AutoTokenizer
+
+    tokenizer = AutoTokenizer.from_pretrained(checkpoint)
+    start = list(tokenizer("").input_ids)
+    ids = [i for text in _texts(config) for i in tokenizer(text, add_special_tokens=False).input_ids]
+    body = config.length - len(start)
+    if len(ids) < config.windows * body:
+        raise InputError(
+            f"{config.text_path}: {len(ids)} tokens are too few for {config.windows} windows of {config.length} "
+            "(lower held_out.windows or held_out.length, or give more text)"
+        )
+    starts = np.linspace(0, len(ids) - body, config.windows).astype(int)
+    return np.array([start + ids[s : s + body] for s in starts], dtype=np.int32)
+
+
+def _texts(config: ReferenceConfig) -> list[str]:
+    path = Path(config.text_path)
+    try:
+        raw = path.read_bytes()
+    except OSError as error:
+        raise InputError(f"{path}: held-out text cannot be read ({error.strerror})") from None
+    if hashlib.sha256(raw).hexdigest() != config.text_sha256:
+        raise InputError(f"{path}: its sha256 is not the pinned {config.text_sha256[:16]}...; the text has changed")
+    texts = []
+    for number, line in enumerate(raw.decode().splitlines(), start=1):
+        if line.strip():
+            try:
+                texts.append(str(json.loads(line)["text"]))
+            except (ValueError, KeyError, TypeError) as error:
+                raise InputError(f"{path}:{number}: not a JSON object with a text ({error})") from None
+    return texts
