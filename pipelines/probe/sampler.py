@@ -15,10 +15,8 @@ import sys
 import tempfile
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import IO, TYPE_CHECKING, Self
-
-from pipelines.config import Strict
 
 if TYPE_CHECKING:
     from types import TracebackType
@@ -30,7 +28,8 @@ GROUP_REFRESH_S = 1.0
 STOP_TIMEOUT_S = 5.0
 
 
-class Sample(Strict):
+@dataclass(frozen=True, slots=True)
+class Sample:
     """One look at the machine. CPU times are seconds since some start, so only differences mean something.
 
     client_cpu_s includes the sampler; busy_cpu_s is the whole machine's, with what a hypervisor stole.
@@ -102,7 +101,7 @@ class Sampler:
             except subprocess.TimeoutExpired:
                 self._process.kill()
             self._written.seek(0)
-            self.samples = tuple(Sample.model_validate_json(line) for line in self._written if line.endswith(b"\n"))
+            self.samples = tuple(Sample(**json.loads(line)) for line in self._written if line.endswith(b"\n"))
 
 
 class _Group:
@@ -178,7 +177,7 @@ def main(server_pid: int, client_pid: int) -> None:
             busy_cpu_s=_busy_cpu_s(),
             load_average=os.getloadavg()[0],
         )
-        print(json.dumps(sample.model_dump()), flush=True)
+        print(json.dumps(asdict(sample)), flush=True)
         due_s = max(due_s + INTERVAL_S, time.monotonic())
         if select.select([sys.stdin], [], [], max(0.0, due_s - time.monotonic()))[0]:
             return

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from pipelines.errors import InputError, StageFailed
@@ -40,7 +40,8 @@ def measure(
     logs = out / "logs"
     logs.mkdir()
     with BandwidthProbe(threads, array_bytes) as bandwidth:
-        setup = turn.Setup(config, prompt_set, threads, bandwidth, serve, logs)
+        finished = _counter(rounds.measured_requests(config, len(engines)))
+        setup = turn.Setup(config, prompt_set, threads, bandwidth, serve, logs, finished)
         requests, blocks, unstarted = _all_rounds(setup, engines)
     rows.write(out, requests, blocks)
     if not any(row.ok for row in requests):
@@ -55,7 +56,6 @@ def _all_rounds(
     requests: list[rows.RequestRow] = []
     blocks: list[rows.BlockRow] = []
     unstarted: dict[str, str] = {}
-    total = rounds.measured_requests(setup.config, len(engines))
     block = 0
     for number in range(setup.config.rounds):
         plan = rounds.plan(setup.config, number, len(setup.prompts.prompts))
@@ -69,8 +69,19 @@ def _all_rounds(
             requests += taken.requests
             blocks += taken.blocks
             block += 1
-            progress.report(len(requests), total, "requests")
     return requests, blocks, unstarted
+
+
+def _counter(total: int) -> Callable[[int], None]:
+    """Report progress as loads end."""
+    done = 0
+
+    def finished(requests: int) -> None:
+        nonlocal done
+        done += requests
+        progress.report(done, total, "requests")
+
+    return finished
 
 
 def _shared_prompts(config: ProbeConfig, engines: Sequence[Path]) -> prompts.PromptSet:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -32,7 +32,7 @@ class Serve(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Setup:
-    """What is the same in every turn."""
+    """What is the same in every turn. `finished` is told the number of requests after each load."""
 
     config: ProbeConfig
     prompts: PromptSet
@@ -40,6 +40,7 @@ class Setup:
     bandwidth: BandwidthProbe
     serve: Serve
     logs: Path
+    finished: Callable[[int], None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,7 +79,7 @@ def take(setup: Setup, engine: Path, place: rows.Place, plan: Round) -> Turn:
 
 def missed(setup: Setup, place: rows.Place, plan: Round, failure: str) -> Turn:
     """Make the rows of a turn whose server did not start, so that what is missing is on record."""
-    recorded = [_unsent(load, rows.NOT_STARTED) for load in plan.loads]
+    recorded = [_unsent(setup, load, rows.NOT_STARTED) for load in plan.loads]
     return _rows(setup, place, recorded, (), failure)
 
 
@@ -87,7 +88,7 @@ def _measure(setup: Setup, address: Address, plan: Round) -> list[Recorded]:
     with Client(address.base_url, timeout_s=setup.config.timeout_s) as client:
         failure = _warm_up(setup, client, address, plan)
         if failure is not None:
-            return [_unsent(load, failure) for load in plan.loads]
+            return [_unsent(setup, load, failure) for load in plan.loads]
         return [_send(setup, client, address, load) for load in plan.loads]
 
 
@@ -108,15 +109,18 @@ def _send(setup: Setup, client: Client, address: Address, load: Load) -> Recorde
     bandwidth_gb_s = setup.bandwidth.measure_gb_s()
     started = _now()
     started_s, exchanges = client.run(requests, concurrency=load.profile.concurrency)
-    return Recorded(load, started, started_s, time.monotonic(), tuple(exchanges), bandwidth_gb_s)
+    recorded = Recorded(load, started, started_s, time.monotonic(), tuple(exchanges), bandwidth_gb_s)
+    setup.finished(len(requests))
+    return recorded
 
 
 def _body(setup: Setup, address: Address, prompt: int, serial: int) -> bytes:
     return completion_body(address, setup.prompts.request_ids(prompt, serial), setup.config.max_tokens)
 
 
-def _unsent(load: Load, failure: str) -> Recorded:
+def _unsent(setup: Setup, load: Load, failure: str) -> Recorded:
     due = [arrival.due_s or 0.0 for arrival in load.arrivals]
+    setup.finished(len(due))
     return Recorded(load, _now(), 0.0, 0.0, tuple(Exchange(at_s, at_s, at_s, (), failure) for at_s in due), None)
 
 

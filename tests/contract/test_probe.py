@@ -22,6 +22,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from pipelines.errors import EndpointError, InputError, StageFailed
+from pipelines.flow import progress
 from pipelines.probe import latency, rows, stage
 from pipelines.probe.arrivals import Arrival
 from pipelines.probe.client import Address, Client, Exchange, Request, completion_body
@@ -351,6 +352,17 @@ def test_two_engines_under_one_schedule(shared_server: TimedServer, tmp_path: Pa
     assert plan_of("plain-a") == plan_of("plain-b")
     assert {row["position"] for row in table if row["engine"] == "plain-a" and row["round"] == 1} == {1}
     assert all(row["ok"] and row["output_tokens"] == 6 and len(row["itl_ms"]) == 5 for row in table)
+
+
+def test_progress_reaches_its_total(
+    shared_server: TimedServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whoever watches is told of every load, also of those that could not be run, up to the total."""
+    told: list[tuple[int, int, str]] = []
+    monkeypatch.setattr(progress, "_sink", [lambda *report: told.append(report)])
+    probe(shared_server, tmp_path, ["plain-a", "dead-x"], rounds=1)
+    assert [done for done, _, _ in told] == [4, 10, 14, 20]
+    assert {(total, what) for _, total, what in told} == {(20, "requests")}
 
 
 def test_blocks_hold_what_the_machine_did(shared_server: TimedServer, tmp_path: Path) -> None:
