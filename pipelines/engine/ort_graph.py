@@ -178,7 +178,7 @@ class EngineWeights:
         at = {entry.key: entry.value for entry in self.initializers[name].external_data}
         if not at:
             return True
-        file = self.model.parent / at["location"]
+        file = self.model.parent / str(at["location"])
         return file.is_file() and int(at.get("offset", 0)) + int(at["length"]) <= file.stat().st_size
 
     def bytes_per_token(self) -> int:
