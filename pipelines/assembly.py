@@ -16,15 +16,16 @@ from pipelines.campaign import Campaign, Engine, Variant
 from pipelines.config import find
 from pipelines.decide.stage import CandidateInput, DecisionConfig
 from pipelines.evaluate.evalset import Evalset
-from pipelines.evaluate.scores import ScoresConfig
+from pipelines.evaluate.harness import ScoresConfig
 from pipelines.flow import toolchain
 from pipelines.flow.device import describe
 from pipelines.flow.stage import Stage, Step
+from pipelines.intake.calibration import pinned
 from pipelines.intake.digests import text_sha256
 from pipelines.quantize.reference import ReferenceConfig
 from pipelines.quantize.table import Quantizer
 from pipelines.track.report import ReportConfig
-from pipelines.track.runs import TrackConfig
+from pipelines.track.runs import TrackingConfig
 
 _TORCH = ("torch", "transformers", "tokenizers")
 _READERS = (*_TORCH, "compressed-tensors", "gptqmodel")
@@ -40,7 +41,7 @@ REFERENCE = Stage(
     "pipelines.quantize.reference:ReferenceConfig", _READERS,
 )  # fmt: skip
 SCORES = Stage(
-    "scores", "scores", 1, "pipelines.evaluate.harness:run", "pipelines.evaluate.scores:ScoresConfig", ("lm-eval", "tokenizers")
+    "scores", "scores", 1, "pipelines.evaluate.harness:run", "pipelines.evaluate.harness:ScoresConfig", ("lm-eval", "tokenizers")
 )
 LATENCY = Stage(
     "latency", "latency", 1, "pipelines.probe.stage:run", "pipelines.probe.config:ProbeConfig", ("aiohttp", "uvloop"),
@@ -48,7 +49,7 @@ LATENCY = Stage(
 )  # fmt: skip
 DECISION = Stage("decision", "decision", 1, "pipelines.decide.stage:run", "pipelines.decide.stage:DecisionConfig", ("scipy",))
 REPORT = Stage("report", "report", 1, "pipelines.track.report:run", "pipelines.track.report:ReportConfig")
-TRACK = Stage("track", "track", 1, "pipelines.track.runs:run", "pipelines.track.runs:TrackConfig", ("mlflow",))
+TRACK = Stage("track", "track", 1, "pipelines.track.runs:run", "pipelines.track.runs:TrackingConfig", ("mlflow",))
 
 # Seconds on a machine that has not run a stage yet; afterwards its own last run is the estimate.
 _FIRST_GUESS = {"checkpoint": 15.0, "calibration": 8.0, "variant": 45.0, "reference": 20.0, "engine": 35.0, "scores": 12.0}
@@ -110,12 +111,7 @@ class _Assembly:
 
     @cached_property
     def calibration(self) -> Step:
-        given = self.campaign.config.calibration
-        source = find(given.source)
-        pinned = {"source": str(source), "source_sha256": text_sha256(source)} if source.is_file() else {}
-        held_out = tuple(str(e.items_path) for e in self.campaign.evalsets if e.items_path is not None)
-        config = given.model_copy(update={**pinned, "held_out": held_out})
-        return self.step(CALIBRATION, "calibration", config, checkpoint=self.base)
+        return self.step(CALIBRATION, "calibration", pinned(self.campaign.config.calibration), checkpoint=self.base)
 
     def quantized(self, variant: Variant) -> Step:
         row = variant.row
@@ -166,7 +162,10 @@ def assemble(campaign: Campaign, failures: Mapping[str, str], timings: Mapping[s
     measured = {} if latency is None else {"latency": latency}
     report = this.step(REPORT, "report", ReportConfig(title=campaign.config.campaign), 1e6, decision=decision, **measured)
     scores = tuple(s for c in alive for s in c.scores.values())
-    track = this.step(TRACK, "track in MLflow", _track_config(campaign), decision=decision, report=report, scores=scores, **measured)
+    engines = tuple(c.built for c in alive)
+    track = this.step(
+        TRACK, "track in MLflow", _track_config(campaign), decision=decision, report=report, engines=engines, scores=scores, **measured
+    )
     return Assembled(this.base, candidates, latency, decision, report, track)
 
 
@@ -270,13 +269,13 @@ def _base_facts(campaign: Campaign) -> dict[str, str]:
     }
 
 
-def _track_config(campaign: Campaign) -> TrackConfig:
+def _track_config(campaign: Campaign) -> TrackingConfig:
     tracking, name = campaign.config.tracking, campaign.config.campaign
-    return TrackConfig(
+    return TrackingConfig(
         tracking_uri=absolute_uri(tracking.uri),
         experiment=tracking.experiment or name,
         registered_model=tracking.registered_model or name,
-        config=campaign.config.model_dump(mode="json"),
+        campaign_config=campaign.config.model_dump(mode="json"),
     )
 
 

@@ -12,12 +12,14 @@ from pydantic import BaseModel, Field, ValidationError
 
 from pipelines.config import Strict, find, parse, problems_of
 from pipelines.decide.gate import EvalCard, GateConfig
+from pipelines.decide.gate import problems as gate_problems
 from pipelines.engine.table import TARGETS, Target
 from pipelines.errors import ConfigError, InputError, Problem, closest
 from pipelines.evaluate.evalset import Evalset, EvalsetConfig
 from pipelines.evaluate.evalset import load as load_evalset
 from pipelines.flow.device import describe
 from pipelines.flow.stage import resolve
+from pipelines.flow.store import Fact
 from pipelines.intake.calibration import CalibrationConfig
 from pipelines.intake.checkpoint import CheckpointConfig, Inspected, inspect
 from pipelines.intake.digests import DigestCache
@@ -26,10 +28,14 @@ from pipelines.quantize import scheme as schemes
 from pipelines.quantize.table import QUANTIZERS, Quantizer
 
 
+BASE = "BASE"  # the baseline's scheme: whatever the base is in, at most 16 bits
+
+
 class Paths(Strict):
     """Where artifacts go."""
 
     store: str = Field("engines_out", description="artifact store; one directory per artifact, safe to share between runs")
+    ledger: str = Field("mlruns/ledger.jsonl", description="append-only record of promotions and rollbacks")
 
 
 class HeldOut(Strict):
@@ -126,12 +132,14 @@ def open_campaign(data: Mapping[str, Any]) -> Campaign:
         problems.append(
             Problem("reference", config.reference, "is not among the variants", closest(config.reference, config.variant))
         )
+    problems += gate_problems(config.gate, config.evalset, [p.name for p in config.probe.profiles])
     if base is not None:
         for variant in variants:
             problems += _misfits(variant, base)
+            problems += _preflight(variant, engines, base)
     if problems or base is None:
         raise ConfigError(problems)
-    cards = {e.name: e.gate_card() for e in evalsets}
+    cards = {e.name: EvalCard.model_validate(e.gate_card()) for e in evalsets}
     return Campaign(config, base, tuple(variants), tuple(engines), tuple(evalsets), cards)
 
 
@@ -178,7 +186,8 @@ def _variants(config: CampaignConfig, engines: list[Engine], problems: list[Prob
         row = QUANTIZERS[quantizer]
         checked = _row_config(row.config_type, rest, f"variant.{name}", problems)
         if checked is not None:
-            scheme = schemes.parse(str(getattr(checked, "scheme", "") or "BF16"))
+            named = str(getattr(checked, "scheme", BASE))
+            scheme = schemes.parse("BF16" if named == BASE else named)
             found.append(Variant(name, row, checked, scheme, tuple(e for e in names if e in wanted)))
     return found
 
@@ -199,6 +208,9 @@ def _evalsets(config: CampaignConfig, problems: list[Problem]) -> list[Evalset]:
             found.append(load_evalset(given))
         except InputError as error:
             problems.append(_said(f"evalset.{name}", given.path or given.task, error))
+    names = [e.name for e in found]
+    for twice in sorted({n for n in names if names.count(n) > 1}):
+        problems.append(Problem("evalset", twice, "two eval sets have this name in their cards"))
     if not find(config.held_out.text).is_file():
         problems.append(Problem("held_out.text", config.held_out.text, "no such file"))
     return found
@@ -207,6 +219,22 @@ def _evalsets(config: CampaignConfig, problems: list[Problem]) -> list[Evalset]:
 def _misfits(variant: Variant, base: Inspected) -> list[Problem]:
     ignore = tuple(getattr(variant.config, "ignore", ()))
     return schemes.misfit_problems(f"variant.{variant.name}.scheme", variant.scheme, base.linear_shapes, ignore)
+
+
+def _preflight(variant: Variant, engines: list[Engine], base: Inspected) -> list[Problem]:
+    """What the engines have against a variant, from what is known before it exists."""
+    known: dict[str, Fact] = {
+        "architecture": base.architecture,
+        "parameters": base.parameters,
+        "scheme": str(variant.scheme),
+        "max_positions": base.max_positions or None,
+    }
+    return [
+        Problem(f"{problem.key} (variant.{variant.name} in engine.{engine.name})", problem.value, problem.message, problem.allowed)
+        for engine in engines
+        if engine.name in variant.engines and engine.row.redundant(engine.config, variant.scheme) is None
+        for problem in engine.row.preflight(engine.config, known, describe())
+    ]
 
 
 def free_bytes(store: Path) -> int:

@@ -121,6 +121,11 @@ def _promotable(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--candidate", help="with --override: which candidate")
 
 
+def _reversible(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--actor", help="who rolls back; default: the user this runs as")
+    parser.add_argument("--reason", help="why; kept in the ledger")
+
+
 def _port(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--port", type=int, default=5000, help="loopback port of the MLflow server")
 
@@ -150,7 +155,7 @@ def _verbs() -> dict[str, Verb]:
         "probe": Verb("run a campaign as far as scores and latency", lazily(campaign, "probe"), True),
         "decide": Verb("run a campaign as far as its decision and report", lazily(campaign, "decide"), True),
         "promote": Verb("make the winner of a decision the champion", lazily(campaign, "promote"), True, _promotable),
-        "rollback": Verb("make the previous champion the champion again", lazily(campaign, "rollback"), True, _promotable),
+        "rollback": Verb("make the previous champion the champion again", lazily(campaign, "rollback"), True, _reversible),
         "status": Verb("show the decisions made here", lazily(keeping, "status"), True),
         "ui": Verb("open the results in MLflow", lazily(campaign, "ui"), True, _port),
         "doctor": Verb("say what this machine can do and what is missing", lazily(keeping, "doctor"), True),

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 
-from pipelines.assembly import Assembled, assemble
+from pipelines.assembly import Assembled, absolute_uri, assemble
 from pipelines.campaign import Campaign, free_bytes
 from pipelines.decide.model import Decision
 from pipelines.errors import EnvironmentProblem
@@ -71,21 +71,20 @@ def goals(assembled: Assembled, until: Until) -> list[Step]:
 
 def conduct(campaign: Campaign, store: Store, until: Until, watch: Watch) -> Conducted:
     """Run a campaign as far as asked. A failed candidate is decided on as failed; the others go on."""
-    from pipelines.track.ui import recorded
-
     store.prepare()
     store.sweep()
     timings = Timings(store)
     env = environment(campaign)
     done = Conducted(assemble(campaign, {}, timings.seconds))
-    _forget_lost_track(done.assembled.track, store, recorded)
+    uri = absolute_uri(campaign.config.tracking.uri)
+    _forget_lost_track(done.assembled.track, store, uri)
     first = plan(goals(done.assembled, "score"), store)
     _check_space(plan(goals(done.assembled, until), store), store)
     for wanted in _rounds(until):
         failures = _failures(done.outcomes)
         if failures:
             done.assembled = assemble(campaign, failures, timings.seconds)
-            _forget_lost_track(done.assembled.track, store, recorded)
+            _forget_lost_track(done.assembled.track, store, uri)
         now = first if wanted == "score" else plan(goals(done.assembled, wanted), store)
         fresh = Plan(tuple(p for p in now.steps if p.step.key not in done.outcomes))
         outcomes = execute(fresh, store, watch, env, done.outcomes)
@@ -114,13 +113,12 @@ def environment(campaign: Campaign) -> dict[str, str]:
     return env | (offline if campaign.config.executor.offline else {})
 
 
-def _forget_lost_track(step: Step, store: Store, recorded: object) -> None:
-    """A track record whose MLflow run is gone (the database was removed) is no record; make it again."""
+def _forget_lost_track(step: Step, store: Store, tracking_uri: str) -> None:
+    """A track record whose MLflow run is gone (the database was removed, say) is no record; make it again."""
+    from pipelines.track.connection import recorded
+
     artifact = store.path("track", step.key)
-    if not store.has("track", step.key) or not callable(recorded):
-        return
-    facts = manifest(artifact).facts
-    if not recorded(str(facts.get("tracking_uri", "")), str(facts.get("run_id", ""))):
+    if store.has("track", step.key) and not recorded(tracking_uri, str(manifest(artifact).facts.get("run_id", ""))):
         shutil.rmtree(artifact)
 
 

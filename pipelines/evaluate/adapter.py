@@ -20,7 +20,8 @@ from pipelines.flow import progress
 
 if TYPE_CHECKING:
     from lm_eval.api.instance import Instance
-    from tokenizers import Tokenizer
+
+    from pipelines.engine.host.engine import Engine
 
 DEFAULT_MAX_NEW = 256  # lm-eval's own default for generate_until
 
@@ -49,14 +50,30 @@ class Trace:
 class EndpointLM(TemplateLM):  # type: ignore[misc]
     """An engine behind an endpoint, as lm-eval sees it. `traces` holds the evidence by item id."""
 
-    def __init__(self, endpoint: Endpoint, tokenizer: Tokenizer, *, max_length: int, bos: int | None, eos: int) -> None:
+    def __init__(self, endpoint: Endpoint, engine: Engine) -> None:
         super().__init__()
+        card = engine.card
         self._endpoint = endpoint
-        self._encoder = tokenizer
-        self._max_length = max_length
-        self._prefix = eos if bos is None else bos
-        self._eos = eos
+        self._engine = engine
+        self._encoder = engine.tokenizer
+        self._max_length = card.max_length
+        self._eos = card.eos_token_ids[0]
+        self._prefix = self._eos if card.bos_token_id is None else card.bos_token_id
         self.traces: dict[str, Trace] = {}
+
+    @property
+    def tokenizer_name(self) -> str:
+        return self._engine.card.model_id
+
+    def chat_template(self, chat_template: bool | str = False) -> str | None:
+        """lm-eval keeps this text with its results; the template itself is rendered by `apply_chat_template`."""
+        return self._engine.card.model_id if chat_template else None
+
+    def apply_chat_template(self, chat_history: list[dict[str, Any]], add_generation_prompt: bool = True) -> str:
+        """Render a conversation with the engine's own template, up to where the answer begins."""
+        if not add_generation_prompt:
+            raise EvidenceError("tasks that begin the model's answer for it (gen_prefix) cannot use a chat template here")
+        return self._engine.render(chat_history)
 
     @property
     def eot_token_id(self) -> int:

@@ -56,6 +56,7 @@ class Inspected:
     hidden_size: int
     layers: int
     vocab_size: int
+    max_positions: int
     prior_quantization: str
 
 
@@ -121,13 +122,14 @@ def _inspect_gguf(path: Path, config: CheckpointConfig, cache: DigestCache) -> I
     )
     return Inspected(
         imported,
-        header.architecture,
+        gguf.TRANSFORMERS_NAMES.get(header.architecture, header.architecture),
         header.linear_shapes,
         header.parameters,
         header.parameters * 2,
         header.hidden_size,
         header.layers,
         header.vocab_size,
+        header.max_positions,
         header.quantization,
     )
 
@@ -160,6 +162,7 @@ def _inspect_directory(path: Path, config: CheckpointConfig, cache: DigestCache)
         int(model.get("hidden_size") or 0),
         int(model.get("num_hidden_layers") or 0),
         int(model.get("vocab_size") or 0),
+        int(model.get("max_position_embeddings") or 0),
         str((model.get("quantization_config") or {}).get("quant_method", "")),
     )
 

@@ -10,6 +10,16 @@ from typing import Any
 
 from pipelines.errors import InputError
 
+# What GGUF calls an architecture, and the class transformers dequantizes it into.
+TRANSFORMERS_NAMES = {
+    "llama": "LlamaForCausalLM",
+    "mistral": "MistralForCausalLM",
+    "qwen2": "Qwen2ForCausalLM",
+    "qwen3": "Qwen3ForCausalLM",
+    "phi3": "Phi3ForCausalLM",
+    "gemma2": "Gemma2ForCausalLM",
+    "gemma3": "Gemma3ForCausalLM",
+}
 _LINEAR = {
     "attn_q": "self_attn.q_proj",
     "attn_k": "self_attn.k_proj",
@@ -32,6 +42,7 @@ class GgufHeader:
     hidden_size: int
     layers: int
     vocab_size: int
+    max_positions: int
     quantization: str
 
 
@@ -63,6 +74,7 @@ def read_header(path: Path) -> GgufHeader:
         hidden_size=int(fields.get(f"{arch}.embedding_length", 0)),
         layers=int(fields.get(f"{arch}.block_count", 0)),
         vocab_size=len(fields.get("tokenizer.ggml.tokens", ())),
+        max_positions=int(fields.get(f"{arch}.context_length", 0)),
         quantization=types.most_common(1)[0][0] if types else "",
     )
 

@@ -8,7 +8,7 @@ import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from pipelines import assembly, terminal
 from pipelines.campaign import Campaign, free_bytes, open_campaign
@@ -21,6 +21,9 @@ from pipelines.errors import EvidenceError
 from pipelines.flow import plan as flow_plan
 from pipelines.flow.plan import Plan
 from pipelines.flow.store import Store, manifest
+
+if TYPE_CHECKING:
+    from pipelines.release.registry import Registry, Release
 
 
 @dataclass(frozen=True, slots=True)
@@ -209,27 +212,44 @@ def _is_of(artifact: Path, campaign: str) -> bool:
 
 def promote(args: argparse.Namespace) -> Answer:
     """Promote the winner of the campaign's newest decision."""
-    from pipelines.release.registry import promote as promote_winner
+    from pipelines.release import registry
 
     opened = _open(args)
-    release = promote_winner(_release_config(opened), latest_decision(opened), actor=args.actor or getpass.getuser(),
-                             override_reason=args.override, candidate=args.candidate)  # fmt: skip
-    print(release.text)
-    return Answer(0, release.document)
+    release = registry.promote(
+        _registry(opened),
+        latest_decision(opened),
+        opened.store,
+        actor=args.actor or getpass.getuser(),
+        candidate=args.candidate,
+        override_reason=args.override,
+    )
+    return _released(release)
 
 
 def rollback(args: argparse.Namespace) -> Answer:
     """Make the previous champion the champion."""
-    from pipelines.release.registry import rollback as roll_back
+    from pipelines.release import registry
 
     opened = _open(args)
-    release = roll_back(_release_config(opened), actor=args.actor or getpass.getuser(), reason=args.override)
-    print(release.text)
-    return Answer(0, release.document)
+    return _released(registry.rollback(_registry(opened), actor=args.actor or getpass.getuser(), reason=args.reason))
 
 
-def _release_config(opened: Opened) -> Any:
-    raise NotImplementedError
+def _registry(opened: Opened) -> Registry:
+    from pipelines.release.registry import Registry
+
+    config = opened.campaign.config
+    model = config.tracking.registered_model or config.campaign
+    return Registry(assembly.absolute_uri(config.tracking.uri), Path(config.paths.ledger).resolve(), model)
+
+
+def _released(release: Release) -> Answer:
+    say = terminal.console()
+    if release.repaired:
+        say.print(release.repaired, markup=False)
+    verb = "is now" if release.changed else "already was"
+    say.print(f"{release.model}: version {release.version} {verb} champion (by {release.actor})", markup=False)
+    say.print(f"previous: version {release.previous or 'none'}\nengine:   {release.engine}", markup=False)
+    return Answer(0, {name: getattr(release, name) for name in type(release).__slots__})
 
 
 def ui(args: argparse.Namespace) -> Answer:
@@ -237,6 +257,7 @@ def ui(args: argparse.Namespace) -> Answer:
     from pipelines.track.ui import serve_ui
 
     opened = _open(args)
-    tracking = opened.campaign.config.tracking
-    serve_ui(assembly.absolute_uri(tracking.uri), args.port)
+    named = any(o.lstrip("+").startswith(("campaign=", "experiment=")) for o in args.overrides)
+    config = opened.campaign.config
+    serve_ui(assembly.absolute_uri(config.tracking.uri), args.port, campaign=config.campaign if named else "")
     return Answer(0, {})

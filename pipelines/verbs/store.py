@@ -79,9 +79,10 @@ def verify(args: argparse.Namespace) -> Answer:
 
 def gc(args: argparse.Namespace) -> Answer:
     """Remove what neither a recent decision nor a registry alias reaches."""
-    store = _store(args)
+    paths = _config(args).paths
+    store = Store(Path(paths.store).resolve())
     everything = {p: manifest(p) for p in store.artifacts()}
-    kept = reachable(everything.values(), _roots(store, everything, args.keep))
+    kept = reachable(everything.values(), _roots(everything, Path(paths.ledger).resolve(), args.keep))
     doomed = [p for p, m in everything.items() if m.key not in kept]
     freed = sum(size for p in doomed for _, size in everything[p].files.values())
     for path in doomed:
@@ -100,16 +101,17 @@ def remove(store: Store, artifact: Path, key: str) -> None:
         shutil.rmtree(gone)
 
 
-def _roots(store: Store, everything: Mapping[Path, Manifest], keep: int) -> set[str]:
+def _roots(everything: Mapping[Path, Manifest], ledger: Path, keep: int) -> set[str]:
     """Recent decisions of each campaign with their reports and tracks, and every decision that was ever promoted."""
-    from pipelines.release.ledger import promoted_keys
+    from pipelines.release.ledger import Ledger
 
     by_campaign: dict[str, list[Manifest]] = {}
     for made in everything.values():
         if made.kind == "decision":
             by_campaign.setdefault(str(made.config["campaign"]), []).append(made)
     recent = {m.key for ms in by_campaign.values() for m in sorted(ms, key=lambda m: m.started, reverse=True)[:keep]}
-    recent |= promoted_keys(store.root)
+    promoted = {entry.change.decision_key[:16] for entry in Ledger(ledger).entries()}
+    recent |= {m.key for m in everything.values() if m.key[:16] in promoted}
     above = {m.key for m in everything.values() if m.kind in ("report", "track") and recent & set(_inputs(m))}
     return recent | above
 

@@ -1,0 +1,183 @@
+"""The scores stage: one eval set against one engine through lm-eval, one row of evidence per item."""
+
+from __future__ import annotations
+
+import atexit
+import os
+import tempfile
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from pipelines.config import Strict
+from pipelines.errors import EvidenceError
+from pipelines.evaluate.evalset import Evalset, EvalsetConfig, load
+from pipelines.flow.store import Fact
+
+if TYPE_CHECKING:
+    from pipelines.engine.serving import Served
+    from pipelines.evaluate.adapter import EndpointLM, Trace
+
+ITEMS = "items.parquet"
+
+
+class ScoresConfig(Strict):
+    """Which eval set, and the digest it had when the campaign was planned."""
+
+    unkeyed: ClassVar[frozenset[str]] = frozenset({"evalset"})
+    evalset: EvalsetConfig
+    digest: str
+
+
+class _Server:
+    """The engine this process scores. Steps of one batch share it; it ends with the process."""
+
+    def __init__(self) -> None:
+        self._open = ExitStack()
+        self._engine: Path | None = None
+        self._served: Served | None = None
+        atexit.register(self._open.close)
+
+    def of(self, engine: Path) -> Served:
+        """The server of an engine, started unless it is the one running."""
+        from pipelines.engine.serving import serve
+
+        if self._served is None or self._engine != engine:
+            self._open.close()
+            threads = int(os.environ.get("QUANTGATE_THREADS", "0")) or len(os.sched_getaffinity(0))
+            self._served = self._open.enter_context(serve(engine, threads=threads))
+            self._engine = engine
+        return self._served
+
+
+_server = _Server()
+
+
+def run(config: ScoresConfig, out: Path, *, engine: Path, leaks: Path | None = None) -> dict[str, Fact]:
+    """Score an engine on an eval set and write items.parquet.
+
+    `leaks` is the record that the eval set shares no text with the calibration set; that it exists is what counts.
+
+    Raises:
+        EvidenceError: the eval set changed since it was planned, or an item came back without a usable score.
+    """
+    del leaks
+    evalset = load(config.evalset)
+    if evalset.digest != config.digest:
+        raise EvidenceError(f"evalset.{evalset.name}: changed since this campaign was planned; run it again")
+    began = time.monotonic()
+    samples, lm = _evaluate(evalset, engine)
+    seconds = time.monotonic() - began
+    rows = list(_rows(evalset, samples, lm.traces))
+    _write(rows, out)
+    return _facts(evalset, rows, seconds)
+
+
+def _evaluate(evalset: Evalset, engine: Path) -> tuple[list[dict[str, Any]], EndpointLM]:
+    from lm_eval import simple_evaluate
+    from lm_eval.tasks import TaskManager
+
+    lm = endpoint_lm(engine)
+    with tempfile.TemporaryDirectory() as scratch:
+        task = evalset.lm_eval_task(Path(scratch))
+        stock = isinstance(task, str)
+        result = simple_evaluate(
+            model=lm,
+            tasks=[task],
+            task_manager=TaskManager(include_defaults=stock),
+            log_samples=True,
+            bootstrap_iters=0,
+            apply_chat_template=evalset.config.chat_template,
+            random_seed=0,
+            numpy_random_seed=0,
+            torch_random_seed=0,
+            fewshot_random_seed=0,
+        )
+    ((_, samples),) = result["samples"].items()
+    return samples, lm
+
+
+def endpoint_lm(engine: Path) -> EndpointLM:
+    """Start an engine's server, if it is not running in this process already, and give it lm-eval's interface."""
+    from pipelines.engine.host.engine import Engine
+    from pipelines.evaluate.adapter import EndpointLM
+
+    return EndpointLM(_server.of(engine).endpoint, Engine.read(engine))
+
+
+def _rows(evalset: Evalset, samples: Sequence[Mapping[str, Any]], traces: Mapping[str, Trace]) -> Iterator[dict[str, object]]:
+    card = evalset.card
+    for sample in samples:
+        doc = sample["doc"]
+        item = str(doc["id"]) if "id" in doc else str(sample["doc_id"])
+        score = sample.get(card.metric)
+        if score is None or not isinstance(score, (int, float)):
+            raise EvidenceError(
+                f"evalset.{evalset.name}: item {item} has no {card.metric!r} (it has {', '.join(sample['metrics'])}); "
+                "card.metric must name a metric of the task"
+            )
+        trace = traces[item]
+        yield {
+            "eval_set": evalset.name,
+            "item_id": item,
+            "slice": str(doc.get("slice") or "all"),
+            "cluster": None if doc.get("cluster") is None else str(doc["cluster"]),
+            "filter": sample["filter"],
+            "metric": card.metric,
+            "higher_is_better": card.higher_is_better,
+            "binary": card.binary,
+            "score": float(score),
+            "prediction": _prediction(sample),
+            "reference": str(sample["target"]),
+            "prompt_hash": trace.prompt_hash,
+            "template_id": evalset.template_id,
+            "finish_reason": trace.finish_reason,
+            "tokens_in": trace.tokens_in,
+            "tokens_out": trace.tokens_out,
+            "truncated": trace.truncated,
+            "empty": trace.empty,
+        }
+
+
+def _prediction(sample: Mapping[str, Any]) -> str:
+    """What the engine answered: the text, or for choices the index of the most likely one."""
+    answers = sample["filtered_resps"]
+    if len(answers) > 1 and all(isinstance(a, (tuple, list)) for a in answers):
+        return str(max(range(len(answers)), key=lambda k: float(answers[k][0])))
+    return str(answers[0])
+
+
+def _write(rows: Sequence[Mapping[str, object]], out: Path) -> None:
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    text, flag, count = pa.string(), pa.bool_(), pa.int64()
+    schema = pa.schema(
+        [
+            ("eval_set", text), ("item_id", text), ("slice", text), ("cluster", text), ("filter", text), ("metric", text),
+            ("higher_is_better", flag), ("binary", flag), ("score", pa.float64()), ("prediction", text), ("reference", text),
+            ("prompt_hash", text), ("template_id", text), ("finish_reason", text), ("tokens_in", count),
+            ("tokens_out", count), ("truncated", flag), ("empty", flag),
+        ]
+    )  # fmt: skip
+    pq.write_table(pa.Table.from_pylist(list(rows), schema=schema), out / ITEMS, compression="zstd")
+
+
+def _facts(evalset: Evalset, rows: Sequence[Mapping[str, object]], seconds: float) -> dict[str, Fact]:
+    gated = evalset.card.filter or rows[0]["filter"]
+    first = [r for r in rows if r["filter"] == gated]
+    scores = [float(str(r["score"])) for r in first]
+    return {
+        "eval_set": evalset.name,
+        "metric": evalset.card.metric,
+        "score": sum(scores) / len(scores),
+        "items": len(first),
+        "higher_is_better": evalset.card.higher_is_better,
+        "binary": evalset.card.binary,
+        "truncated": sum(bool(r["truncated"]) for r in first),
+        "empty": sum(bool(r["empty"]) for r in first),
+        "length_finished": sum(r["finish_reason"] == "length" for r in first),
+        "items_per_s": round(len(first) / seconds, 3),
+    }
