@@ -1,0 +1,39 @@
+"""`engine.json`: what an engine directory says about itself, whatever its target."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+from pipelines.config import Strict, parse
+from pipelines.errors import InputError
+
+
+class EngineCard(Strict):
+    """Written by the target that built the engine; read by servers, scoring and probing."""
+
+    target: str
+    native: bool
+    native_note: str
+    max_length: int
+    eos_token_ids: list[int]
+    bos_token_id: int | None
+    vocab_size: int
+    model_id: str
+
+
+def read_card(engine_dir: Path) -> EngineCard:
+    """Read an engine directory's card.
+
+    Raises:
+        InputError: there is none, or it is not JSON.
+        ConfigError: it has other keys or types than a card.
+    """
+    path = engine_dir / "engine.json"
+    try:
+        data = json.loads(path.read_text())
+    except (FileNotFoundError, NotADirectoryError):
+        raise InputError(f"{engine_dir}: no engine.json: not an engine directory") from None
+    except (OSError, ValueError) as error:
+        raise InputError(f"{path}: cannot be read: {error}") from None
+    return parse(EngineCard, data, str(path))

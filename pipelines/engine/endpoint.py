@@ -1,0 +1,205 @@
+"""A running engine as scoring sees it: an OpenAI-compatible server and what it can do.
+
+Answers are either exactly about the ids that were sent, or an EndpointError; nothing is guessed and only a full queue
+is tried again.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import httpx
+
+from pipelines.errors import EndpointError
+
+MAX_WAITS = 60
+LONGEST_WAIT_S = 30.0
+Json = dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Capabilities:
+    """What a server declares: `top_logprobs` is how many alternatives per token it can rank."""
+
+    token_prompts: bool = True
+    stream: bool = True
+    prompt_logprobs: bool = True
+    top_logprobs: int = 20
+    ignore_eos: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class TokenScore:
+    """Each prompt token's log-probability and whether it was the most probable; the first has no context, so None."""
+
+    ids: tuple[int, ...]
+    logprobs: tuple[float | None, ...]
+    greedy: tuple[bool | None, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Completion:
+    """A generated text; `finish_reason` is "stop" or "length"."""
+
+    text: str
+    finish_reason: str
+    tokens_in: int
+    tokens_out: int
+
+
+class Endpoint:
+    """Client of one server. `base_url` includes the API's version (http://127.0.0.1:8000/v1)."""
+
+    def __init__(self, base_url: str, model: str, capabilities: Capabilities, timeout_s: float = 600) -> None:
+        self.base_url = base_url.rstrip("/")
+        self.model = model
+        self.capabilities = capabilities
+        self._client = httpx.Client(timeout=timeout_s, trust_env=False)
+
+    def close(self) -> None:
+        """Close the connections."""
+        self._client.close()
+
+    def score(self, prompts: Sequence[Sequence[int]]) -> list[TokenScore]:
+        """Score every token of every prompt; prompts that share a prefix are cheapest in one call.
+
+        Raises:
+            EndpointError: the server cannot score, failed, or answered about other tokens than those sent.
+        """
+        if not self.capabilities.prompt_logprobs:
+            raise EndpointError(f"{self.base_url}: this server gives no log-probabilities of prompts")
+        if not prompts:
+            return []
+        sent = [list(prompt) for prompt in prompts]
+        body = {"prompt": sent, "max_tokens": 0, "echo": True, "logprobs": 1, "temperature": 0}
+        choices = self._choices(self._post(body), len(sent))
+        return [self._score(tuple(ids), choice) for ids, choice in zip(sent, choices, strict=True)]
+
+    def generate(
+        self,
+        ids: Sequence[int],
+        *,
+        max_tokens: int,
+        stop: Sequence[str] = (),
+        temperature: float = 0.0,
+        seed: int = 0,
+        ignore_eos: bool = False,
+    ) -> Completion:
+        """Continue a prompt.
+
+        Raises:
+            EndpointError: the server failed, cannot do what was asked, or left out counts or reason.
+        """
+        if ignore_eos and not self.capabilities.ignore_eos:
+            raise EndpointError(f"{self.base_url}: this server cannot ignore end-of-text tokens")
+        body: Json = {"prompt": list(ids), "max_tokens": max_tokens, "temperature": temperature, "seed": seed}
+        body |= {"stop": list(stop)} if stop else {}
+        body |= {"ignore_eos": True} if ignore_eos else {}
+        answer = self._post(body)
+        choice = self._choices(answer, 1)[0]
+        text, reason, usage = choice.get("text"), choice.get("finish_reason"), answer.get("usage") or {}
+        tokens_in, tokens_out = usage.get("prompt_tokens"), usage.get("completion_tokens")
+        if not (
+            isinstance(text, str)
+            and isinstance(reason, str)
+            and isinstance(tokens_in, int)
+            and isinstance(tokens_out, int)
+        ):
+            raise self._nonsense(f"text, finish_reason or usage is missing: {_brief(choice)}, usage {usage}")
+        if tokens_in != len(ids):
+            raise self._nonsense(f"{len(ids)} prompt tokens were sent, it counted {tokens_in}")
+        return Completion(text, reason, tokens_in, tokens_out)
+
+    def _post(self, body: Json) -> Json:
+        url, sent = f"{self.base_url}/completions", {"model": self.model, **body}
+        for _ in range(MAX_WAITS):
+            try:
+                response = self._client.post(url, json=sent)
+            except httpx.HTTPError as error:
+                raise EndpointError(f"{url}: {type(error).__name__}: {error}") from error
+            if response.status_code != httpx.codes.TOO_MANY_REQUESTS:
+                break
+            time.sleep(_wait_s(response))
+        if response.status_code != httpx.codes.OK:
+            raise EndpointError(f"{url}: status {response.status_code}: {_message(response)}")
+        try:
+            answer = response.json()
+        except ValueError:
+            raise self._nonsense(f"not JSON: {_brief(response.text)}") from None
+        if not isinstance(answer, dict):
+            raise self._nonsense(f"not an object: {_brief(answer)}")
+        return answer
+
+    def _choices(self, answer: Json, count: int) -> list[Json]:
+        """The choices in the order of the prompts, whatever order they came in."""
+        found = answer.get("choices")
+        choices = {c.get("index"): c for c in found if isinstance(c, dict)} if isinstance(found, list) else {}
+        if set(choices) != set(range(count)):
+            raise self._nonsense(f"{count} prompts were sent, choices came for {sorted(choices, key=str)}")
+        return [choices[index] for index in range(count)]
+
+    def _score(self, ids: tuple[int, ...], choice: Json) -> TokenScore:
+        given = choice.get("logprobs")
+        if not isinstance(given, dict):
+            raise self._nonsense("no logprobs: does it support echo with logprobs?")
+        logprobs = given.get("token_logprobs") or []
+        if len(logprobs) != len(ids):
+            raise self._nonsense(f"{len(ids)} prompt tokens were sent, log-probabilities came for {len(logprobs)}")
+        if "token_ids" in given and tuple(given["token_ids"]) != ids:
+            raise self._nonsense(
+                f"it scored other token ids than those sent: {_first_difference(ids, given['token_ids'])}"
+            )
+        if any(not isinstance(value, float | int) for value in logprobs[1:]):
+            raise self._nonsense("log-probabilities are missing after the first token")
+        greedy = self._greedy_by_id(ids, given) if "top_token_ids" in given else self._greedy_by_value(logprobs, given)
+        return TokenScore(ids, (None, *(float(value) for value in logprobs[1:])), (None, *greedy[1:]))
+
+    def _greedy_by_id(self, ids: tuple[int, ...], given: Json) -> list[bool]:
+        tops = given["top_token_ids"]
+        if len(tops) != len(ids) or not all(tops[1:]):
+            raise self._nonsense("top_token_ids do not match the tokens")
+        return [bool(top) and top[0] == token for token, top in zip(ids, tops, strict=True)]
+
+    def _greedy_by_value(self, logprobs: list[float | None], given: Json) -> list[bool]:
+        """From the standard fields alone: a token was the most probable if no alternative has more."""
+        tops = given.get("top_logprobs") or []
+        if len(tops) != len(logprobs) or not all(tops[1:]):
+            raise self._nonsense("top_logprobs do not match the tokens")
+        return [
+            value is not None and bool(top) and value >= max(top.values())
+            for value, top in zip(logprobs, tops, strict=True)
+        ]
+
+    def _nonsense(self, what: str) -> EndpointError:
+        return EndpointError(f"{self.base_url}: the server's answer cannot be used: {what}")
+
+
+def _wait_s(response: httpx.Response) -> float:
+    try:
+        asked = float(response.headers.get("Retry-After", "1"))
+    except ValueError:
+        asked = 1.0
+    return min(max(asked, 0.05), LONGEST_WAIT_S)
+
+
+def _message(response: httpx.Response) -> str:
+    """The server's own words, whichever way it wraps them."""
+    try:
+        body = response.json()
+    except ValueError:
+        return _brief(response.text)
+    error = body.get("error", body) if isinstance(body, dict) else body
+    return str(error.get("message", error)) if isinstance(error, dict) else _brief(error)
+
+
+def _first_difference(sent: Sequence[int], came: Sequence[int]) -> str:
+    at = next((i for i, (a, b) in enumerate(zip(sent, came, strict=False)) if a != b), min(len(sent), len(came)))
+    return f"position {at}"
+
+
+def _brief(value: object) -> str:
+    shown = value if isinstance(value, str) else repr(value)
+    return shown if len(shown) <= 200 else shown[:197] + "..."

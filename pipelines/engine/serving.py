@@ -1,0 +1,168 @@
+"""An engine's server for as long as a `with` block: started, waited for, and gone afterwards with all its children."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO
+
+import httpx
+
+from pipelines.engine.card import EngineCard, read_card
+from pipelines.engine.endpoint import Capabilities, Endpoint
+from pipelines.engine.table import target
+from pipelines.errors import EndpointError, EnvironmentProblem
+
+HOST = "127.0.0.1"
+PORT_TRIES = 3
+GRACE_S = 5.0
+POLL_S = 0.02
+LOG_LINES = 15
+PR_SET_PDEATHSIG = 1
+
+
+@dataclass(frozen=True, slots=True)
+class Served:
+    """A server that answers; `pid` leads a process group of its own. `ready_s` is from start to first answer."""
+
+    endpoint: Endpoint
+    pid: int
+    ready_s: float
+
+
+class _PortTaken(EnvironmentProblem):
+    """Somebody took the port between our choice and the server's bind."""
+
+
+@contextmanager
+def serve(
+    engine_dir: Path, *, threads: int, log: Path | None = None, startup_timeout_s: float = 120
+) -> Iterator[Served]:
+    """Serve an engine on a free loopback port; its whole process group ends with the block.
+
+    On Linux the server also ends when the calling thread does, however that happens.
+
+    Raises:
+        EndpointError: it died or did not answer in time; the message ends with its last log lines.
+        EnvironmentProblem: no port could be had in several tries.
+    """
+    card = read_card(engine_dir)
+    with ExitStack() as stack:
+        path = log or Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="quantgate-"))) / "server.log"
+        out = stack.enter_context(path.open("ab"))
+        for attempt in range(PORT_TRIES):
+            process, port, began = _start(engine_dir, card, threads, out)
+            stack.callback(_stop, process)
+            try:
+                _wait(process, port, card, path, began + startup_timeout_s)
+            except _PortTaken:
+                if attempt == PORT_TRIES - 1:
+                    raise
+                continue
+            break
+        ready_s = time.monotonic() - began
+        endpoint = Endpoint(f"http://{HOST}:{port}/v1", card.model_id, Capabilities())
+        stack.callback(endpoint.close)
+        yield Served(endpoint, process.pid, ready_s)
+
+
+def _start(
+    engine_dir: Path, card: EngineCard, threads: int, out: IO[bytes]
+) -> tuple[subprocess.Popen[bytes], int, float]:
+    port = _free_port()
+    argv, extra = target(card.target).serve(engine_dir, port, threads)
+    began = time.monotonic()
+    try:
+        process = subprocess.Popen(
+            argv,
+            env={**os.environ, **extra},
+            stdin=subprocess.DEVNULL,
+            stdout=out,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+            preexec_fn=_die_with_parent(),
+        )
+    except OSError as error:
+        raise EndpointError(f"{argv[0]}: cannot be started: {error.strerror}") from None
+    return process, port, began
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind((HOST, 0))
+        port: int = probe.getsockname()[1]
+        return port
+
+
+def _taken(port: int) -> bool:
+    with socket.socket() as probe:
+        try:
+            probe.bind((HOST, port))
+        except OSError:
+            return True
+    return False
+
+
+def _die_with_parent() -> Callable[[], None] | None:
+    """What the child runs before its program: ask the kernel for a signal when the parent's thread ends."""
+    if not sys.platform.startswith("linux"):
+        return None
+    libc, parent = ctypes.CDLL(None), os.getpid()
+
+    def ask() -> None:
+        libc.prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+        if os.getppid() != parent:
+            os._exit(1)
+
+    return ask
+
+
+def _wait(process: subprocess.Popen[bytes], port: int, card: EngineCard, log: Path, deadline: float) -> None:
+    """Wait until the server is healthy and is the one that was started."""
+    with httpx.Client(base_url=f"http://{HOST}:{port}", timeout=2.0, trust_env=False) as client:
+        while time.monotonic() < deadline:
+            if process.poll() is not None:
+                if process.returncode == EnvironmentProblem.exit_code or _taken(port):
+                    raise _PortTaken(f"{card.model_id}: port {port} was taken by another process; tried {PORT_TRIES}")
+                raise EndpointError(f"{card.model_id}: the server ended with {process.returncode}{_last_lines(log)}")
+            if _is_ours(client, card):
+                return
+            time.sleep(POLL_S)
+    waited = f"{card.model_id}: the server did not answer in time (startup_timeout_s)"
+    raise EndpointError(f"{waited}{_last_lines(log)}")
+
+
+def _is_ours(client: httpx.Client, card: EngineCard) -> bool:
+    try:
+        if client.get("/health").status_code != httpx.codes.OK:
+            return False
+        models = client.get("/v1/models").json()["data"]
+    except (httpx.HTTPError, ValueError, KeyError, TypeError):
+        return False
+    return any(model.get("id") == card.model_id for model in models)
+
+
+def _stop(process: subprocess.Popen[bytes]) -> None:
+    """End the whole process group: politely, then not; return when its leader is reaped."""
+    with suppress(ProcessLookupError):
+        os.killpg(process.pid, signal.SIGTERM)
+    with suppress(subprocess.TimeoutExpired):
+        process.wait(GRACE_S)
+    with suppress(ProcessLookupError):
+        os.killpg(process.pid, signal.SIGKILL)
+    process.wait()
+
+
+def _last_lines(log: Path) -> str:
+    lines = log.read_text(errors="replace").splitlines()[-LOG_LINES:]
+    return "; its last words:\n" + "\n".join(lines) if lines else "; it said nothing"
