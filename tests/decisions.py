@@ -310,7 +310,7 @@ def decided(root: Path, made: Decision) -> Path:
     """The decision's own artifact."""
     key = key_of("decision", made.campaign, made.outcome)
     where = root / "decision" / key[:16]
-    where.mkdir(parents=True)
+    where.mkdir(parents=True, exist_ok=True)
     (where / "decision.json").write_text(made.model_dump_json(indent=1))
     (where / "decision.md").write_text(f"# {made.headline}\n\n{made.detail}\n")
     return artifact(where, "decision", key)

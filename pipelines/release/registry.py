@@ -235,8 +235,8 @@ def _check_champion(ledger: Ledger, model: str, version: ModelVersion, champion:
     assumed = version.tags.get("assumed_champion", versions.NOBODY)
     if assumed != now:
         raise EvidenceError(
-            f"{model}: champion is version {now}, but the decision was recorded against {assumed}; decide again against "
-            "the champion of now, or override"
+            f"{model}: champion is version {now}, but the decision was recorded against {assumed}; decide again "
+            "against the champion of now, or override"
         )
 
 

@@ -225,7 +225,7 @@ def _found(campaign: Campaign, kind: str) -> list[Run]:
 
 
 def _complete(found: Run) -> bool:
-    return bool(found.data.tags.get(COMPLETE) == "true")
+    return bool(found.data.tags.get(COMPLETE) == "true" and found.info.status in ("FINISHED", "FAILED"))
 
 
 def _counted(candidates: Sequence[Candidate]) -> Iterator[Candidate]:

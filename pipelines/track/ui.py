@@ -57,13 +57,13 @@ def serve_ui(
         _show(tracking_uri.rstrip("/"), found, open_browser, say)
         return
     say("starting MLflow (a minute on a slow machine)")
-    with server(tracking_uri, port, artifacts=artifacts) as process:
-        _show(f"http://{HOST}:{port}", found, open_browser, say)
-        say("Ctrl-C stops it")
-        try:
+    try:
+        with _ends_on_signals(), server(tracking_uri, port, artifacts=artifacts) as process:
+            _show(f"http://{HOST}:{port}", found, open_browser, say)
+            say("Ctrl-C stops it")
             process.wait()
-        except KeyboardInterrupt:
-            say("stopping")
+    except KeyboardInterrupt:
+        say("stopped")
 
 
 @contextmanager
@@ -150,6 +150,21 @@ def _environment() -> dict[str, str]:
     return os.environ | quiet
 
 
+@contextmanager
+def _ends_on_signals() -> Iterator[None]:
+    """Treat the end of the terminal or of this process like Ctrl-C, so that the server does not outlive it."""
+
+    def interrupt(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    before = {sign: signal.signal(sign, interrupt) for sign in (signal.SIGTERM, signal.SIGHUP)}
+    try:
+        yield
+    finally:
+        for sign, handler in before.items():
+            signal.signal(sign, handler)
+
+
 def _free(port: int) -> None:
     with socket.socket() as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -192,8 +207,11 @@ def _stop(process: subprocess.Popen[bytes]) -> None:
         except ProcessLookupError:
             break
         end = time.monotonic() + wait_s
-        while time.monotonic() < end and _group_alive(process):
-            time.sleep(0.05)
+        try:
+            while time.monotonic() < end and _group_alive(process):
+                time.sleep(0.05)
+        except KeyboardInterrupt:  # pressed again: no more waiting
+            continue
     process.wait()
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 import re
 import xml.etree.ElementTree as ET
@@ -164,7 +165,7 @@ def test_the_curve_keeps_the_ends_and_never_falls(values: list[float]) -> None:
     steps = charts._steps(ordered, 50)
     assert (ordered[0], 0.0) == steps[0]
     assert (ordered[-1], 1.0) == steps[-1]
-    assert all(a[0] <= b[0] and a[1] <= b[1] for a, b in zip(steps, steps[1:], strict=False))
+    assert all(a[0] <= b[0] and a[1] <= b[1] for a, b in itertools.pairwise(steps))
     assert all(math.isclose(s, sum(v <= x for v in ordered) / len(ordered)) for x, s in steps[1:])
 
 

@@ -93,7 +93,8 @@ def test_settings_named_like_secrets_are_masked_and_others_kept() -> None:
         "max_tokens": 64, "tokenizer": "t", "eos_token": "</s>", "campaign_key": "k", "keys": ["x"], "token": None,
     }  # fmt: skip
     expected = given | {
-        "hf_token": "***", "apiKey": "***", "db": {"password": "***", "user": "u"}, "Authorization": "***", "key": "***",
+        "hf_token": "***", "apiKey": "***", "db": {"password": "***", "user": "u"}, "Authorization": "***",
+        "key": "***",
     }  # fmt: skip
     assert expected == masked(given)
 
