@@ -31,28 +31,52 @@ _TORCH = ("torch", "transformers", "tokenizers")
 _READERS = (*_TORCH, "compressed-tensors", "gptqmodel")
 
 CHECKPOINT = Stage(
-    "checkpoint", "checkpoint", 1, "pipelines.intake.imported:run", "pipelines.intake.checkpoint:ImportConfig", (*_TORCH, "gguf")
+    "checkpoint",
+    "checkpoint",
+    1,
+    "pipelines.intake.imported:run",
+    "pipelines.intake.checkpoint:ImportConfig",
+    (*_TORCH, "gguf"),
 )
 CALIBRATION = Stage(
-    "calibration", "calibration", 1, "pipelines.intake.calibration:run", "pipelines.intake.calibration:CalibrationConfig", _TORCH
+    "calibration",
+    "calibration",
+    1,
+    "pipelines.intake.calibration:run",
+    "pipelines.intake.calibration:CalibrationConfig",
+    _TORCH,
 )
 REFERENCE = Stage(
     "reference", "reference", 1, "pipelines.quantize.reference:run_reference",
     "pipelines.quantize.reference:ReferenceConfig", _READERS,
 )  # fmt: skip
 SCORES = Stage(
-    "scores", "scores", 1, "pipelines.evaluate.harness:run", "pipelines.evaluate.harness:ScoresConfig", ("lm-eval", "tokenizers")
+    "scores",
+    "scores",
+    1,
+    "pipelines.evaluate.harness:run",
+    "pipelines.evaluate.harness:ScoresConfig",
+    ("lm-eval", "tokenizers"),
 )
 LATENCY = Stage(
     "latency", "latency", 1, "pipelines.probe.stage:run", "pipelines.probe.config:ProbeConfig", ("aiohttp", "uvloop"),
     device_bound=True,
 )  # fmt: skip
-DECISION = Stage("decision", "decision", 1, "pipelines.decide.stage:run", "pipelines.decide.stage:DecisionConfig", ("scipy",))
+DECISION = Stage(
+    "decision", "decision", 1, "pipelines.decide.stage:run", "pipelines.decide.stage:DecisionConfig", ("scipy",)
+)
 REPORT = Stage("report", "report", 1, "pipelines.track.report:run", "pipelines.track.report:ReportConfig")
 TRACK = Stage("track", "track", 1, "pipelines.track.runs:run", "pipelines.track.runs:TrackingConfig", ("mlflow",))
 
 # Seconds on a machine that has not run a stage yet; afterwards its own last run is the estimate.
-_FIRST_GUESS = {"checkpoint": 15.0, "calibration": 8.0, "variant": 45.0, "reference": 20.0, "engine": 35.0, "scores": 12.0}
+_FIRST_GUESS = {
+    "checkpoint": 15.0,
+    "calibration": 8.0,
+    "variant": 45.0,
+    "reference": 20.0,
+    "engine": 35.0,
+    "scores": 12.0,
+}
 
 
 @dataclass(frozen=True)
@@ -97,7 +121,13 @@ class _Assembly:
     timings: Mapping[str, float]
 
     def step(
-        self, stage: Stage, label: str, config: BaseModel, size: float = 0, batch: str | None = None, **inputs: Step | tuple[Step, ...]
+        self,
+        stage: Stage,
+        label: str,
+        config: BaseModel,
+        size: float = 0,
+        batch: str | None = None,
+        **inputs: Step | tuple[Step, ...],
     ) -> Step:
         device = describe() if stage.device_bound else None
         seconds = self.timings.get(stage.name, _FIRST_GUESS.get(stage.kind, 5.0))
@@ -138,13 +168,17 @@ class _Assembly:
         row = engine.row
         stage = Stage("engine", f"engine.{row.name}", row.version, row.build, row.config_type, row.packages)
         bits = min(variant.scheme.weight_bits, 32)
-        size = self.campaign.base.parameters * (bits / 8 if 2 <= bits <= 8 and variant.scheme.weight_type == "int" else 4)
+        size = self.campaign.base.parameters * (
+            bits / 8 if 2 <= bits <= 8 and variant.scheme.weight_type == "int" else 4
+        )
         return self.step(stage, f"engine {label}", engine.config, size, variant=quantized, reference=checked)
 
     def scored(self, label: str, built: Step) -> dict[str, Step]:
         """Scores of one engine share a process, and with it imports and the running engine."""
         return {
-            e.name: self.step(SCORES, f"score {label} on {e.name}", _scores_config(e), 1e6, f"score {built.key}", engine=built)
+            e.name: self.step(
+                SCORES, f"score {label} on {e.name}", _scores_config(e), 1e6, f"score {built.key}", engine=built
+            )
             for e in self.campaign.evalsets
         }
 
@@ -160,11 +194,20 @@ def assemble(campaign: Campaign, failures: Mapping[str, str], timings: Mapping[s
     latency = _latency(this, alive)
     decision = _decision(this, candidates, alive, latency)
     measured = {} if latency is None else {"latency": latency}
-    report = this.step(REPORT, "report", ReportConfig(title=campaign.config.campaign), 1e6, decision=decision, **measured)
+    report = this.step(
+        REPORT, "report", ReportConfig(title=campaign.config.campaign), 1e6, decision=decision, **measured
+    )
     scores = tuple(s for c in alive for s in c.scores.values())
     engines = tuple(c.built for c in alive)
     track = this.step(
-        TRACK, "track in MLflow", _track_config(campaign), decision=decision, report=report, engines=engines, scores=scores, **measured
+        TRACK,
+        "track in MLflow",
+        _track_config(campaign),
+        decision=decision,
+        report=report,
+        engines=engines,
+        scores=scores,
+        **measured,
     )
     return Assembled(this.base, candidates, latency, decision, report, track)
 

@@ -27,14 +27,15 @@ from pipelines.probe.config import ProbeConfig
 from pipelines.quantize import scheme as schemes
 from pipelines.quantize.table import QUANTIZERS, Quantizer
 
-
 BASE = "BASE"  # the baseline's scheme: whatever the base is in, at most 16 bits
 
 
 class Paths(Strict):
     """Where artifacts go."""
 
-    store: str = Field("engines_out", description="artifact store; one directory per artifact, safe to share between runs")
+    store: str = Field(
+        "engines_out", description="artifact store; one directory per artifact, safe to share between runs"
+    )
     ledger: str = Field("mlruns/ledger.jsonl", description="append-only record of promotions and rollbacks")
 
 
@@ -44,13 +45,17 @@ class HeldOut(Strict):
     text: str
     windows: int = Field(4, ge=1)
     length: int = Field(512, ge=16)
-    max_ratio: float = Field(3.0, gt=1, description="a variant whose perplexity is above this times the base's is noise")
+    max_ratio: float = Field(
+        3.0, gt=1, description="a variant whose perplexity is above this times the base's is noise"
+    )
 
 
 class Tracking(Strict):
     """Where results are shown."""
 
-    uri: str = Field("sqlite:///mlruns/mlflow.db", description="any MLflow tracking URI; sqlite paths are relative to here")
+    uri: str = Field(
+        "sqlite:///mlruns/mlflow.db", description="any MLflow tracking URI; sqlite paths are relative to here"
+    )
     experiment: str = Field("", description="MLflow experiment; empty means the campaign's name")
     registered_model: str = Field("", description="registry name of promoted engines; empty means the campaign's name")
 
@@ -130,7 +135,9 @@ def open_campaign(data: Mapping[str, Any]) -> Campaign:
     base = _base(config, problems)
     if config.reference not in config.variant:
         problems.append(
-            Problem("reference", config.reference, "is not among the variants", closest(config.reference, config.variant))
+            Problem(
+                "reference", config.reference, "is not among the variants", closest(config.reference, config.variant)
+            )
         )
     problems += gate_problems(config.gate, config.evalset, [p.name for p in config.probe.profiles])
     if base is not None:
@@ -177,7 +184,9 @@ def _variants(config: CampaignConfig, engines: list[Engine], problems: list[Prob
         wanted = rest.pop("engines", None) or names
         quantizer = str(rest.get("quantizer", ""))
         for lost in sorted(set(wanted) - set(config.engine)):
-            problems.append(Problem(f"variant.{name}.engines", lost, "no such engine here", closest(lost, config.engine)))
+            problems.append(
+                Problem(f"variant.{name}.engines", lost, "no such engine here", closest(lost, config.engine))
+            )
         if quantizer not in QUANTIZERS:
             problems.append(
                 Problem(f"variant.{name}.quantizer", quantizer, "no such quantizer", closest(quantizer, QUANTIZERS))
@@ -230,7 +239,12 @@ def _preflight(variant: Variant, engines: list[Engine], base: Inspected) -> list
         "max_positions": base.max_positions or None,
     }
     return [
-        Problem(f"{problem.key} (variant.{variant.name} in engine.{engine.name})", problem.value, problem.message, problem.allowed)
+        Problem(
+            f"{problem.key} (variant.{variant.name} in engine.{engine.name})",
+            problem.value,
+            problem.message,
+            problem.allowed,
+        )
         for engine in engines
         if engine.name in variant.engines and engine.row.redundant(engine.config, variant.scheme) is None
         for problem in engine.row.preflight(engine.config, known, describe())

@@ -88,7 +88,9 @@ def _parser(name: str, verb: Verb) -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog=f"quantgate {name}", description=verb.summary, allow_abbrev=False)
     parser.add_argument("--json", action="store_true", help="print one JSON document as the last line of stdout")
     if verb.overrides:
-        parser.add_argument("overrides", nargs="*", help="Hydra overrides: variant=[baseline,awq_w4a16_g64] gate.alpha=0.01")
+        parser.add_argument(
+            "overrides", nargs="*", help="Hydra overrides: variant=[baseline,awq_w4a16_g64] gate.alpha=0.01"
+        )
         parser.add_argument("--config-dir", help="a conf/ directory of your own instead of the shipped one")
     if verb.arguments:
         verb.arguments(parser)
@@ -101,7 +103,8 @@ def _help(verbs: dict[str, Verb]) -> str:
         [
             "usage: quantgate VERB [overrides] [--json]",
             "",
-            "Take a base checkpoint through quantization and engine builds to an engine that may be promoted, and prove why.",
+            "Take a base checkpoint through quantization and engine builds to an engine that may be promoted,",
+            "and prove why.",
             "",
             *lines,
             "",
@@ -112,7 +115,9 @@ def _help(verbs: dict[str, Verb]) -> str:
 
 
 def _sweepable(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("-m", "--multirun", action="store_true", help="run once for every combination of comma-separated overrides")
+    parser.add_argument(
+        "-m", "--multirun", action="store_true", help="run once for every combination of comma-separated overrides"
+    )
 
 
 def _promotable(parser: argparse.ArgumentParser) -> None:
@@ -155,7 +160,8 @@ def _verbs() -> dict[str, Verb]:
         "probe": Verb("run a campaign as far as scores and latency", lazily(campaign, "probe"), True),
         "decide": Verb("run a campaign as far as its decision and report", lazily(campaign, "decide"), True),
         "promote": Verb("make the winner of a decision the champion", lazily(campaign, "promote"), True, _promotable),
-        "rollback": Verb("make the previous champion the champion again", lazily(campaign, "rollback"), True, _reversible),
+        "rollback": Verb("make the champion before it the champion again",
+                         lazily(campaign, "rollback"), True, _reversible),
         "status": Verb("show the decisions made here", lazily(keeping, "status"), True),
         "ui": Verb("open the results in MLflow", lazily(campaign, "ui"), True, _port),
         "doctor": Verb("say what this machine can do and what is missing", lazily(keeping, "doctor"), True),

@@ -6,7 +6,6 @@ import json
 import shutil
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Literal
 
 from pipelines.assembly import Assembled, absolute_uri, assemble
@@ -126,6 +125,6 @@ def _check_space(everything: Plan, store: Store) -> None:
     needed, free = everything.size_bytes, free_bytes(store.root)
     if needed > free:
         raise EnvironmentProblem(
-            f"paths.store={str(store.root)!r}: this campaign needs about {needed / 2**30:.1f} GiB and {free / 2**30:.1f} "
-            "GiB are free; choose another store, free some space or run `quantgate gc`"
+            f"paths.store={str(store.root)!r}: this campaign needs about {needed / 2**30:.1f} GiB and "
+            f"{free / 2**30:.1f} GiB are free; choose another store, free some space or run `quantgate gc`"
         )

@@ -154,7 +154,9 @@ def sweep(overrides: Sequence[str]) -> list[list[str]]:
     try:
         parsed = OverridesParser.create().parse_overrides(list(overrides))
         choices = [
-            [f"{o.get_key_element()}={value}" for value in o.sweep_string_iterator()] if o.is_sweep_override() else [o.input_line or ""]
+            [f"{o.get_key_element()}={value}" for value in o.sweep_string_iterator()]
+            if o.is_sweep_override()
+            else [o.input_line or ""]
             for o in parsed
         ]
     except HydraException as error:

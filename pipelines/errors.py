@@ -1,13 +1,13 @@
 """Every error quantgate raises on purpose, with the exit code the command line ends with.
 
-    QuantgateError                1  something quantgate could not do
-    ├── ConfigError               2  the configuration is wrong: all problems at once
-    ├── InputError                2  a checkpoint, eval set or text that cannot be used as it is
-    ├── StageFailed               1  a stage ran and failed; its log and command are named
-    │   └── TransientFailure      1  killed, out of memory, disk full: never a result, worth another try
-    ├── EnvironmentProblem        6  this machine: port taken, no space, no permission, server away
-    ├── EvidenceError             7  evidence is missing or does not match: no verdict can be given
-    └── EndpointError             1  an engine's server did not start, answer, or answer sensibly
+QuantgateError                1  something quantgate could not do
+├── ConfigError               2  the configuration is wrong: all problems at once
+├── InputError                2  a checkpoint, eval set or text that cannot be used as it is
+├── StageFailed               1  a stage ran and failed; its log and command are named
+│   └── TransientFailure      1  killed, out of memory, disk full: never a result, worth another try
+├── EnvironmentProblem        6  this machine: port taken, no space, no permission, server away
+├── EvidenceError             7  evidence is missing or does not match: no verdict can be given
+└── EndpointError             1  an engine's server did not start, answer, or answer sensibly
 """
 
 from __future__ import annotations

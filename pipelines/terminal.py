@@ -52,7 +52,9 @@ class Watcher:
             self._all = self._bars.add_task("campaign", total=self._total, left="")
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
         self._bars.stop()
 
     def __call__(self, event: Event) -> None:

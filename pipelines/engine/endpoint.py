@@ -53,11 +53,18 @@ class Completion:
 class Endpoint:
     """Client of one server. `base_url` includes the API's version (http://127.0.0.1:8000/v1)."""
 
-    def __init__(self, base_url: str, model: str, capabilities: Capabilities, timeout_s: float = 600) -> None:
+    def __init__(
+        self,
+        base_url: str,
+        model: str,
+        capabilities: Capabilities,
+        timeout_s: float = 600,
+        transport: httpx.BaseTransport | None = None,
+    ) -> None:
         self.base_url = base_url.rstrip("/")
         self.model = model
         self.capabilities = capabilities
-        self._client = httpx.Client(timeout=timeout_s, trust_env=False)
+        self._client = httpx.Client(timeout=timeout_s, trust_env=False, transport=transport)
 
     def close(self) -> None:
         """Close the connections."""

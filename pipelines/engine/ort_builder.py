@@ -114,7 +114,7 @@ def _run_builder(staged: Path, out: Path, model: PreTrainedModel, ledger: Ledger
     if architecture not in BUILDERS:
         raise StageFailed(f"{architecture} cannot be exported (exported: {', '.join(sorted(BUILDERS))})")
     cache = str(staged / "cache")
-    options = builder.parse_extra_options("", str(staged), str(out), "fp32", "cpu", cache, [])
+    options = builder.parse_extra_options("", str(staged), str(out), "fp32", "cpu", cache, ["windowed_kv_cache=false"])
     options.pop("_effective_builder_config", None)
     details = options.pop("hf_details")
     config, extra = details["hf_config"], details["extra_kwargs"]

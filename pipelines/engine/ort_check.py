@@ -87,7 +87,7 @@ def open_engine(engine: Path, threads: int) -> Any:
     import onnxruntime_genai
 
     config = onnxruntime_genai.Config(str(engine))
-    options = {"intra_op_num_threads": threads}
+    options = {"intra_op_num_threads": threads, "session.intra_op.allow_spinning": "0"}
     config.overlay(json.dumps({"model": {"decoder": {"session_options": options}}}))
     return onnxruntime_genai.Model(config)
 

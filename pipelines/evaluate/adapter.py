@@ -72,7 +72,9 @@ class EndpointLM(TemplateLM):  # type: ignore[misc]
     def apply_chat_template(self, chat_history: list[dict[str, Any]], add_generation_prompt: bool = True) -> str:
         """Render a conversation with the engine's own template, up to where the answer begins."""
         if not add_generation_prompt:
-            raise EvidenceError("tasks that begin the model's answer for it (gen_prefix) cannot use a chat template here")
+            raise EvidenceError(
+                "tasks that begin the model's answer for it (gen_prefix) cannot use a chat template here"
+            )
         return self._engine.render(chat_history)
 
     @property

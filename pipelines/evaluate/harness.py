@@ -107,7 +107,9 @@ def endpoint_lm(engine: Path) -> EndpointLM:
     return EndpointLM(_server.of(engine).endpoint, Engine.read(engine))
 
 
-def _rows(evalset: Evalset, samples: Sequence[Mapping[str, Any]], traces: Mapping[str, Trace]) -> Iterator[dict[str, object]]:
+def _rows(
+    evalset: Evalset, samples: Sequence[Mapping[str, Any]], traces: Mapping[str, Trace]
+) -> Iterator[dict[str, object]]:
     card = evalset.card
     for sample in samples:
         doc = sample["doc"]
@@ -156,10 +158,10 @@ def _write(rows: Sequence[Mapping[str, object]], out: Path) -> None:
     text, flag, count = pa.string(), pa.bool_(), pa.int64()
     schema = pa.schema(
         [
-            ("eval_set", text), ("item_id", text), ("slice", text), ("cluster", text), ("filter", text), ("metric", text),
-            ("higher_is_better", flag), ("binary", flag), ("score", pa.float64()), ("prediction", text), ("reference", text),
-            ("prompt_hash", text), ("template_id", text), ("finish_reason", text), ("tokens_in", count),
-            ("tokens_out", count), ("truncated", flag), ("empty", flag),
+            ("eval_set", text), ("item_id", text), ("slice", text), ("cluster", text), ("filter", text),
+            ("metric", text), ("higher_is_better", flag), ("binary", flag), ("score", pa.float64()),
+            ("prediction", text), ("reference", text), ("prompt_hash", text), ("template_id", text),
+            ("finish_reason", text), ("tokens_in", count), ("tokens_out", count), ("truncated", flag), ("empty", flag),
         ]
     )  # fmt: skip
     pq.write_table(pa.Table.from_pylist(list(rows), schema=schema), out / ITEMS, compression="zstd")

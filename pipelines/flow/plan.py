@@ -66,6 +66,8 @@ def plan(goals: Iterable[Step], store: Store) -> Plan:
             continue
         waits = [up.label for up in step.upstream() if up.key in running]
         running[step.key] = step.label
-        why = f"needs {waits[0]}" + (f" and {len(waits) - 1} more" if len(waits) > 1 else "") if waits else "not made yet"
+        why = (
+            f"needs {waits[0]}" + (f" and {len(waits) - 1} more" if len(waits) > 1 else "") if waits else "not made yet"
+        )
         planned.append(Planned(step, "run", why))
     return Plan(tuple(planned))

@@ -1,4 +1,4 @@
-"""Stages and steps as values. A stage is a pure function to a directory; a step is a stage with its config and inputs."""
+"""Stages and steps as values: a stage is a pure function to a directory, a step a stage with its config and inputs."""
 
 from __future__ import annotations
 

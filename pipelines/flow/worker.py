@@ -77,7 +77,7 @@ def _run(step: StepRequest, store: Store, events: IO[str]) -> bool:
             return True
         try:
             _make(step, store)
-        except Exception as error:  # the one place where whatever a stage raises becomes a record
+        except Exception as error:  # noqa: BLE001 - the one place where whatever a stage raises becomes a record
             traceback.print_exc()
             tell("failed", type=type(error).__name__, message=_message(error), transient=_is_transient(error))
             return False

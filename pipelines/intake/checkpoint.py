@@ -19,7 +19,9 @@ from pipelines.intake.digests import DigestCache
 
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "vocab.json")
 # Files that make a checkpoint what it is; everything else in a directory (READMEs aside) is left behind.
-_KEPT = re.compile(r"(\.safetensors|\.safetensors\.index\.json|\.json|\.jinja|\.model|\.txt|licen[cs]e.*|use_policy.*|notice.*)$", re.I)
+_KEPT = re.compile(
+    r"(\.safetensors|\.safetensors\.index\.json|\.json|\.jinja|\.model|\.txt|licen[cs]e.*|use_policy.*|notice.*)$", re.I
+)
 _PICKLES = (".bin", ".pt", ".pth", ".ckpt")
 _HUB_ID = re.compile(r"^[\w.-]+/[\w.-]+$")
 _COMMIT = re.compile(r"^[0-9a-f]{40}$")
@@ -86,7 +88,9 @@ def _locate(config: CheckpointConfig) -> Path:
     package, _, inside = config.source.removeprefix("package:").partition("/")
     spec = importlib.util.find_spec(package)
     if spec is None or spec.origin is None:
-        raise InputError(f"checkpoint.source={config.source!r}: package {package!r} is not installed (`make demo` fetches it)")
+        raise InputError(
+            f"checkpoint.source={config.source!r}: package {package!r} is not installed (`make demo` fetches it)"
+        )
     return Path(spec.origin).parent / inside
 
 
@@ -118,7 +122,10 @@ def _inspect_gguf(path: Path, config: CheckpointConfig, cache: DigestCache) -> I
         raise InputError(f"checkpoint.source={config.source!r}: no such file ({path})")
     header = gguf.read_header(path)
     imported = ImportConfig(
-        kind="gguf", source=str(path), digest=cache.of_all([path], path.parent), licence=config.licence or header.licence
+        kind="gguf",
+        source=str(path),
+        digest=cache.of_all([path], path.parent),
+        licence=config.licence or header.licence,
     )
     return Inspected(
         imported,
@@ -140,7 +147,9 @@ def _inspect_directory(path: Path, config: CheckpointConfig, cache: DigestCache)
     model = read_model_config(path)
     tensors = shards.read_headers(path)
     if not any((path / name).is_file() for name in TOKENIZER_FILES):
-        raise InputError(f"checkpoint.source={config.source!r}: no tokenizer ({' or '.join(TOKENIZER_FILES)}) in {path}")
+        raise InputError(
+            f"checkpoint.source={config.source!r}: no tokenizer ({' or '.join(TOKENIZER_FILES)}) in {path}"
+        )
     kept = kept_files(path)
     imported = ImportConfig(
         kind="hub" if config.revision else "directory",

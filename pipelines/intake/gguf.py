@@ -65,7 +65,9 @@ def read_header(path: Path) -> GgufHeader:
         parts = tensor.name.split(".")
         if len(parts) == 4 and parts[2] in _LINEAR:
             shapes[f"model.layers.{parts[1]}.{_LINEAR[parts[2]]}"] = (int(tensor.shape[1]), int(tensor.shape[0]))
-    types = Counter(t.tensor_type.name for t in reader.tensors if t.name.startswith("blk.") and len(t.shape) > 1 and t.shape[-1] > 1)
+    types = Counter(
+        t.tensor_type.name for t in reader.tensors if t.name.startswith("blk.") and len(t.shape) > 1 and t.shape[-1] > 1
+    )
     return GgufHeader(
         architecture=arch,
         licence=str(fields.get("general.license", "")),

@@ -64,7 +64,10 @@ def _architecture(model: dict[str, Any]) -> str:
 
     kind = str(model["model_type"])
     if kind not in KNOWN:
-        raise InputError(f"config.json: model_type {kind!r} is no causal language model that transformers knows; {closest(kind, KNOWN)}")
+        raise InputError(
+            f"config.json: model_type {kind!r} is no causal language model that transformers knows; "
+            f"{closest(kind, KNOWN)}"
+        )
     return str((model.get("architectures") or [KNOWN[kind]])[0])
 
 

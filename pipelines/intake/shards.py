@@ -12,7 +12,20 @@ from pathlib import Path
 from pipelines.errors import InputError
 
 INDEX = "model.safetensors.index.json"
-_BYTES = {"F64": 8, "F32": 4, "BF16": 2, "F16": 2, "F8_E4M3": 1, "F8_E5M2": 1, "I64": 8, "I32": 4, "I16": 2, "I8": 1, "U8": 1, "BOOL": 1}
+_BYTES = {
+    "F64": 8,
+    "F32": 4,
+    "BF16": 2,
+    "F16": 2,
+    "F8_E4M3": 1,
+    "F8_E5M2": 1,
+    "I64": 8,
+    "I32": 4,
+    "I16": 2,
+    "I8": 1,
+    "U8": 1,
+    "BOOL": 1,
+}
 _MAX_HEADER = 100_000_000  # the format's own limit
 
 
@@ -41,7 +54,9 @@ def shard_files(checkpoint: Path) -> list[Path]:
         found = sorted(checkpoint.glob("*.safetensors"))
         if not found:
             others = ", ".join(sorted(p.name for p in checkpoint.iterdir() if p.suffix in (".bin", ".pt", ".pth"))[:3])
-            tail = f"; only pickle weights ({others}), which can run code: convert them to safetensors" if others else ""
+            tail = (
+                f"; only pickle weights ({others}), which can run code: convert them to safetensors" if others else ""
+            )
             raise InputError(f"{checkpoint}: no .safetensors weights{tail}")
         return found
     try:
@@ -102,7 +117,6 @@ def nonfinite(checkpoint: Path) -> list[str]:
         with safe_open(shard, framework="pt") as f:
             for name in f.keys():  # noqa: SIM118 - a safetensors handle is not a mapping
                 tensor = f.get_tensor(name)
-                if tensor.is_floating_point() and not bool(torch.isfinite(tensor.float().sum())):
-                    if not bool(torch.isfinite(tensor.float()).all()):
-                        bad.append(name)
+                if tensor.is_floating_point() and not bool(torch.isfinite(tensor.float()).all()):
+                    bad.append(name)
     return bad

@@ -112,9 +112,9 @@ def next_token_logprobs(scores: NDArray[np.float32], ids: NDArray[np.integer]) -
     """Log-softmax of logits [length, vocabulary] at the tokens that follow, [length - 1]."""
     import numpy as np
 
-    ahead = scores[:-1].astype(np.float64)
+    ahead = scores[:-1]
     top = ahead.max(axis=1, keepdims=True)
-    norm = np.log(np.exp(ahead - top).sum(axis=1)) + top[:, 0]
+    norm = np.log(np.exp(ahead - top).sum(axis=1, dtype=np.float64)) + top[:, 0]
     found: NDArray[np.float32] = (ahead[np.arange(len(ahead)), ids[1:]] - norm).astype(np.float32)
     return found
 

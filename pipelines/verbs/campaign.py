@@ -103,26 +103,29 @@ def _show_plan(planned: Plan, resolutions: Sequence[Resolution], free: int) -> N
 def run(args: argparse.Namespace) -> Answer:
     """Run a campaign, or one for every combination of a sweep; the worst exit code of a sweep is its own."""
     if not args.multirun:
-        return _conduct(args, "run", _open(args))
+        return _conduct(_open(args), "run")
     jobs = sweep(args.overrides)
-    answers = [_conduct(args, "run", _open(args, job)) for job in jobs]
+    answers = [_conduct(_open(args, job), "run") for job in jobs]
     documents = [{"overrides": job, **a.document, "exit_code": a.code} for job, a in zip(jobs, answers, strict=True)]
     return Answer(max(a.code for a in answers), {"jobs": documents})
 
 
 def score(args: argparse.Namespace) -> Answer:
-    return _conduct(args, "score", _open(args))
+    """Run a campaign as far as its scores."""
+    return _conduct(_open(args), "score")
 
 
 def probe(args: argparse.Namespace) -> Answer:
-    return _conduct(args, "probe", _open(args))
+    """Run a campaign as far as scores and latency."""
+    return _conduct(_open(args), "probe")
 
 
 def decide(args: argparse.Namespace) -> Answer:
-    return _conduct(args, "decide", _open(args))
+    """Run a campaign as far as its decision and report."""
+    return _conduct(_open(args), "decide")
 
 
-def _conduct(args: argparse.Namespace, until: Until, opened: Opened) -> Answer:
+def _conduct(opened: Opened, until: Until) -> Answer:
     store = opened.store
     first = flow_plan.plan(goals(assembly.assemble(opened.campaign, {}, Timings(store).seconds), until), store)
     with terminal.Watcher(len(first.to_run), first.seconds) as watch:
@@ -132,7 +135,9 @@ def _conduct(args: argparse.Namespace, until: Until, opened: Opened) -> Answer:
     document: dict[str, Any] = {
         "campaign": opened.campaign.config.campaign,
         "steps": {state: states.count(state) for state in ("made", "reused", "failed", "skipped")},
-        "failures": [{"step": o.step.label, "message": o.message, "command": o.command, "log": o.log} for o in done.failed],
+        "failures": [
+            {"step": o.step.label, "message": o.message, "command": o.command, "log": o.log} for o in done.failed
+        ],
     }
     if until in ("score", "probe"):
         _show_scores(done, store)
@@ -146,7 +151,10 @@ def _conduct(args: argparse.Namespace, until: Until, opened: Opened) -> Answer:
 def _show_failures(done: Conducted) -> None:
     for outcome in done.failed:
         again = "worth another try: " if outcome.transient else ""
-        print(f"failed: {outcome.step.label}\n  {outcome.message}\n  log: {outcome.log}\n  {again}{outcome.command}", file=sys.stderr)
+        print(
+            f"failed: {outcome.step.label}\n  {outcome.message}\n  log: {outcome.log}\n  {again}{outcome.command}",
+            file=sys.stderr,
+        )
 
 
 def _show_scores(done: Conducted, store: Store) -> None:

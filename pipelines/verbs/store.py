@@ -9,15 +9,25 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 from pipelines import terminal
+from pipelines.campaign import CampaignConfig, free_bytes
 from pipelines.cli import Answer
 from pipelines.config import compose, parse
-from pipelines.campaign import CampaignConfig, free_bytes
 from pipelines.flow.device import describe
 from pipelines.flow.store import Manifest, Store, manifest
 from pipelines.flow.store import verify as rehash
 from pipelines.flow.toolchain import version_of
 
-PACKAGES = ("torch", "transformers", "llmcompressor", "compressed-tensors", "gptqmodel", "onnxruntime-genai", "onnxruntime", "lm-eval", "mlflow")
+PACKAGES = (
+    "torch",
+    "transformers",
+    "llmcompressor",
+    "compressed-tensors",
+    "gptqmodel",
+    "onnxruntime-genai",
+    "onnxruntime",
+    "lm-eval",
+    "mlflow",
+)
 
 
 def _config(args: argparse.Namespace) -> CampaignConfig:
@@ -35,7 +45,10 @@ def status(args: argparse.Namespace) -> Answer:
     made = sorted(
         (manifest(p) for p in store.artifacts() if p.parent.name == "decision"), key=lambda m: m.started, reverse=True
     )
-    rows = [(m.config["campaign"], m.started, m.facts["outcome"], m.facts["winner"] or "-", m.facts["headline"]) for m in made]
+    rows = [
+        (m.config["campaign"], m.started, m.facts["outcome"], m.facts["winner"] or "-", m.facts["headline"])
+        for m in made
+    ]
     terminal.table(f"Decisions in {store.root}", ("campaign", "made", "outcome", "winner", "headline"), rows)
     unfinished = sorted(p.name for p in (store.root / ".tmp").glob("*-*")) if store.root.is_dir() else []
     for name in unfinished:
@@ -51,9 +64,17 @@ def doctor(args: argparse.Namespace) -> Answer:
     findings = [
         ("processor", f"{device['cpu']}, {device['cores']} cores", ""),
         ("memory", f"{device['memory_gib']} GiB", ""),
-        ("GPU", device["gpu"], "" if device["gpu"] != "none" else "FP8 engines are emulated; TensorRT-LLM needs an NVIDIA GPU"),
+        (
+            "GPU",
+            device["gpu"],
+            "" if device["gpu"] != "none" else "FP8 engines are emulated; TensorRT-LLM needs an NVIDIA GPU",
+        ),
         ("disk", f"{terminal.size(free_bytes(Path(config.paths.store).resolve()))} free for {config.paths.store}", ""),
-        ("compiler", shutil.which("g++") or "none", "" if shutil.which("g++") else "GPTQModel falls back to slower packing; install g++"),
+        (
+            "compiler",
+            shutil.which("g++") or "none",
+            "" if shutil.which("g++") else "GPTQModel falls back to slower packing; install g++",
+        ),
         *((name, version_of(name), _missing(name)) for name in PACKAGES),
     ]
     terminal.table("This machine", ("what", "found", "what to do"), findings)
@@ -90,7 +111,9 @@ def gc(args: argparse.Namespace) -> Answer:
         if not args.dry_run:
             remove(store, path, everything[path].key)
     print(f"{len(doomed)} artifacts, {terminal.size(freed)}; {len(everything) - len(doomed)} kept")
-    return Answer(0, {"removed": [str(p.relative_to(store.root)) for p in doomed], "bytes": freed, "dry_run": args.dry_run})
+    return Answer(
+        0, {"removed": [str(p.relative_to(store.root)) for p in doomed], "bytes": freed, "dry_run": args.dry_run}
+    )
 
 
 def remove(store: Store, artifact: Path, key: str) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import signal
 import subprocess
@@ -55,7 +56,9 @@ def toy(config: ToyConfig, out: Path, *, source: Path | None = None, many: list[
 TOY = Stage("toy", "toy", 1, "tests.unit.test_flow:toy", "tests.unit.test_flow:ToyConfig")
 
 
-def step(value: int = 0, do: str = "write", batch: str | None = None, where: str = "", **inputs: Step | tuple[Step, ...]) -> Step:
+def step(
+    value: int = 0, do: str = "write", batch: str | None = None, where: str = "", **inputs: Step | tuple[Step, ...]
+) -> Step:
     return Step(TOY, f"toy {value} {do}", ToyConfig(value=value, do=do, where=where), inputs, batch=batch)
 
 
@@ -114,7 +117,9 @@ def test_the_printed_command_repeats_the_failed_step(store: Store) -> None:
     bad = step(1, "raise")
     outcome = run(store, bad)[bad.key]
     env = {**os.environ, "PYTHONPATH": str(Path(__file__).resolve().parents[2])}
-    again = subprocess.run(outcome.command.split(), env=env, capture_output=True, text=True, check=False, cwd=store.root)
+    again = subprocess.run(
+        outcome.command.split(), env=env, capture_output=True, text=True, check=False, cwd=store.root
+    )
     assert 1 == again.returncode
     assert "no such luck" in again.stdout
 
@@ -170,7 +175,10 @@ def test_two_runs_at_once_make_one_artifact(store: Store) -> None:
     )
     root = Path(__file__).resolve().parents[2]
     env = {**os.environ, "PYTHONPATH": str(root)}
-    both = [subprocess.Popen([sys.executable, "-c", code], cwd=root, env=env, stdout=subprocess.PIPE, text=True) for _ in "ab"]
+    both = [
+        subprocess.Popen([sys.executable, "-c", code], cwd=root, env=env, stdout=subprocess.PIPE, text=True)
+        for _ in "ab"
+    ]
     states = [s for p in both for s in p.communicate()[0].split()]
     assert 4 == len(states)
     assert {"made": 2, "reused": 2} == {s: states.count(s) for s in set(states)}
@@ -199,5 +207,5 @@ def test_order_is_upstream_first_and_each_key_once(values: list[int]) -> None:
         chain.append(step(v, **({"source": chain[-1]} if chain else {})))
     ordered = [s.key for s in in_order(reversed(chain))]
     assert len(set(ordered)) == len(ordered)
-    for earlier, later in zip(chain, chain[1:], strict=False):
+    for earlier, later in itertools.pairwise(chain):
         assert ordered.index(earlier.key) < ordered.index(later.key)

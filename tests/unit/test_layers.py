@@ -27,6 +27,8 @@ VENDORS = {
     "gptqmodel", "lm_eval", "datasets", "mlflow", "pandas", "matplotlib", "huggingface_hub", "gguf", "optimum",
 }  # fmt: skip
 ONLY_IN = {"mlflow": {"track", "release"}}
+# Only a stage's process imports these, from inside a function; they may open their vendor at once.
+BEHIND_A_FUNCTION = {"pipelines/evaluate/adapter.py"}
 BANNED_NAMES = {"utils", "common", "helpers", "base", "manager"}
 
 
@@ -73,10 +75,6 @@ def test_imports_go_down(path: Path) -> None:
             assert known is None or module in known, f"{path} knows too much of {module}"
             continue
         assert LEVEL[there] < LEVEL[here], f"{path} imports {module}, which is not below it"
-
-
-# Modules that only a stage's process imports, because a function imports them; they may open their vendor at once.
-BEHIND_A_FUNCTION = {"pipelines/evaluate/adapter.py"}
 
 
 @pytest.mark.parametrize("path", SOURCES, ids=lambda p: str(p.relative_to(ROOT)))
