@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal, Self
+from typing import Annotated, ClassVar, Literal, Self
 
 from pydantic import Field, StringConstraints, model_validator
 
@@ -41,6 +41,8 @@ class ProbeConfig(Strict):
     prompts: a JSONL file of requests; prompts_sha256, when given, must be the file's hash.
     max_tokens: output length of every request (exact where the server can ignore the end-of-sequence token).
     """
+
+    unkeyed: ClassVar[frozenset[str]] = frozenset({"prompts"})
 
     profiles: tuple[LoadProfile, ...] = Field(min_length=1)
     prompts: str

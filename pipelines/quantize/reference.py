@@ -8,7 +8,7 @@ from __future__ import annotations
 import hashlib
 import json
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar
 
 from pydantic import Field
 
@@ -26,6 +26,8 @@ TOKENS = "tokens.npz"
 
 class ReferenceConfig(Strict):
     """Held-out text and how much of it, and how far a variant may fall behind the base before it counts as noise."""
+
+    unkeyed: ClassVar[frozenset[str]] = frozenset({"text_path"})
 
     text_path: str
     text_sha256: str
