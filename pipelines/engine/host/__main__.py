@@ -24,8 +24,8 @@ def main(argv: list[str] | None = None) -> int:
     """Serve; give the exit code."""
     options = _parser().parse_args(argv)
     try:
-        listener = _listen(options.port)
-        return _serve(options, listener)
+        with _listen(options.port) as listener:
+            return _serve(options, listener)
     except QuantgateError as error:
         print(f"error: {error}", file=sys.stderr)
         return error.exit_code
