@@ -1,0 +1,245 @@
+"""The calibration set: texts rendered with the model's own chat template, tokenized, sampled by seed, frozen.
+
+It must not share text with an eval set: quantizers fit what they are shown, and the score would flatter them.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import random
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from pydantic import Field
+
+from pipelines.config import Strict, find
+from pipelines.errors import ConfigError, InputError, Problem
+from pipelines.flow import progress
+from pipelines.intake.digests import text_sha256
+from pipelines.intake.leaks import Leak, leaks, texts_of
+from pipelines.intake.lean import without_unused
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+SAMPLES = "samples.jsonl"
+__all__ = ["CalibrationConfig", "Leak", "leaks", "load", "pinned", "run"]
+
+
+class CalibrationConfig(Strict):
+    """What quantizers are shown."""
+
+    unkeyed: ClassVar[frozenset[str]] = frozenset({"held_out"})
+
+    source: str = Field(description="a JSONL file whose rows have `messages` or `text`, or the name of a hub data set")
+    subset: str | None = Field(default=None, description="of a hub data set: its configuration")
+    split: str = Field(default="train", description="of a hub data set: its split")
+    revision: str | None = Field(default=None, description="of a hub data set: the commit it is pinned to")
+    samples: int = Field(
+        default=256, ge=1, description="sequences shown; 128 to 512 is usual, more adds time and little else"
+    )
+    max_tokens: int = Field(default=512, ge=8, description="longest sequence; with `pack`, the length of each one")
+    min_tokens: int = Field(default=16, ge=1, description="without `pack`, shorter texts are left out")
+    pack: bool = Field(default=True, description="join texts and cut them to equal lengths; nothing is padding then")
+    seed: int = Field(default=0, ge=0, description="which texts, and in which order")
+    apply_chat_template: bool = Field(default=True, description="render `messages` as the model sees them in use")
+    held_out: tuple[str, ...] = Field(
+        default=(), description="items.jsonl of the eval sets that must share no text with it"
+    )
+    ngram: int = Field(default=13, ge=3, description="words in a row that count as shared")
+    digest: str = Field(
+        default="", description="filled in when planning: what the source and the held-out sets contain"
+    )
+
+
+def pinned(config: CalibrationConfig) -> CalibrationConfig:
+    """Resolve paths and fix the content they have now, so that the key follows the text and not its place.
+
+    Raises:
+        ConfigError: a file that is not there.
+    """
+    given = {"calibration.source": config.source} if _is_file(config.source) else {}
+    given |= {f"calibration.held_out[{k}]": path for k, path in enumerate(config.held_out)}
+    missing = [
+        Problem(key, path, "no such file", "a JSONL file, or for a hub data set its name (owner/name)")
+        for key, path in given.items()
+        if not find(path).is_file()
+    ]
+    if missing:
+        raise ConfigError(missing)
+    digest = hashlib.sha256(json.dumps({k: text_sha256(find(p)) for k, p in given.items()}).encode()).hexdigest()
+    source = str(find(config.source)) if _is_file(config.source) else config.source
+    held_out = tuple(str(find(p)) for p in config.held_out)
+    return config.model_copy(update={"source": source, "held_out": held_out, "digest": digest})
+
+
+def run(config: CalibrationConfig, out: Path, *, checkpoint: Path) -> dict[str, str | int]:
+    """Freeze the token ids that every quantizer of a campaign is shown.
+
+    Raises:
+        InputError: a row that is no text, too little text, no chat template, or text shared with an eval set.
+    """
+    rows = _read(config)
+    _refuse_leaks(config, rows)
+    with without_unused():
+        from transformers import AutoTokenizer
+
+        tokenizer = AutoTokenizer.from_pretrained(checkpoint)
+    order = random.Random(config.seed).sample(range(len(rows)), len(rows))
+    hashed = hashlib.sha256()
+    samples: list[list[int]] = []
+    for ids in _sequences(config, tokenizer, (rows[k] for k in order), hashed):
+        samples.append(ids)
+        progress.report(len(samples), config.samples, "samples")
+        if len(samples) == config.samples:
+            break
+    if len(samples) < config.samples:
+        raise InputError(
+            f"calibration.samples={config.samples}: {config.source} gives {len(samples)} sequences of "
+            f"{_length(config)} tokens; ask for fewer or shorter ones (calibration.max_tokens), or add text"
+        )
+    (out / SAMPLES).write_text("".join(json.dumps({"ids": ids}) + "\n" for ids in samples))
+    return {
+        "samples": len(samples),
+        "tokens": sum(map(len, samples)),
+        "max_tokens": config.max_tokens,
+        "seed": config.seed,
+        "source": Path(config.source).name if _is_file(config.source) else config.source,
+        "text_sha256": hashed.hexdigest(),
+    }
+
+
+def load(directory: Path) -> list[list[int]]:
+    """Read a frozen calibration set.
+
+    Raises:
+        InputError: it is not one, or holds anything but token ids.
+    """
+    path = directory / SAMPLES
+    try:
+        rows = [json.loads(line)["ids"] for line in path.read_text().splitlines()]
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise InputError(f"{path}: not a calibration set ({error})") from None
+    for number, ids in enumerate(rows, 1):
+        if not isinstance(ids, list) or not ids or not all(type(i) is int and i >= 0 for i in ids):
+            raise InputError(f"{path}: line {number} holds something that is not a token id")
+    return rows
+
+
+def _is_file(source: str) -> bool:
+    """A hub data set is `owner/name` with no ending; everything else is a path."""
+    return source.endswith((".jsonl", ".json")) or source.startswith((".", "/", "~")) or find(source).is_file()
+
+
+def _length(config: CalibrationConfig) -> str:
+    return str(config.max_tokens) if config.pack else f"{config.min_tokens} to {config.max_tokens}"
+
+
+def _read(config: CalibrationConfig) -> list[Mapping[str, Any]]:
+    rows = list(_read_file(Path(config.source))) if _is_file(config.source) else _read_hub(config)
+    if not rows:
+        raise InputError(f"calibration.source={config.source!r}: holds no rows")
+    return rows
+
+
+def _read_file(path: Path) -> Iterator[Mapping[str, Any]]:
+    try:
+        lines = path.read_text(encoding="utf-8").splitlines()
+    except (OSError, UnicodeDecodeError) as error:
+        raise InputError(f"calibration.source={str(path)!r}: cannot be read as text ({error})") from None
+    for number, line in enumerate(lines, 1):
+        if not line.strip():
+            continue
+        try:
+            row = json.loads(line)
+        except ValueError as error:
+            raise InputError(f"{path}: line {number} is not JSON ({error})") from None
+        if not _is_row(row):
+            raise InputError(f"{path}: line {number} has neither `messages` (role, content) nor `text`")
+        yield row
+
+
+def _is_row(row: object) -> bool:
+    if not isinstance(row, Mapping):
+        return False
+    messages = row.get("messages")
+    if messages is None:
+        return isinstance(row.get("text"), str)
+    return (
+        isinstance(messages, list)
+        and bool(messages)
+        and all(isinstance(m, Mapping) and isinstance(m.get("content"), str) and "role" in m for m in messages)
+    )
+
+
+def _read_hub(config: CalibrationConfig) -> list[Mapping[str, Any]]:
+    from datasets import load_dataset
+
+    try:
+        found = load_dataset(config.source, config.subset, split=config.split, revision=config.revision)
+    except (OSError, ValueError) as error:
+        reason = str(error).splitlines()[0]
+        raise InputError(
+            f"calibration.source={config.source!r}: no such file, and no such hub data set ({reason})"
+        ) from None
+    rows: list[Mapping[str, Any]] = [row for row in found if _is_row(row)]
+    return rows
+
+
+def _refuse_leaks(config: CalibrationConfig, rows: Sequence[Mapping[str, Any]]) -> None:
+    shown = [text for row in rows for text in _contents(row)]
+    for path in config.held_out:
+        items = [json.loads(line) for line in Path(path).read_text().splitlines() if line.strip()]
+        numbered = [(k, text) for k, item in enumerate(items) for text in texts_of(item)]
+        found = leaks(shown, [text for _, text in numbered], config.ngram)
+        if not found:
+            continue
+        hit = list(dict.fromkeys(numbered[leak.eval_text][0] for leak in found))
+        names = ", ".join(str(items[k].get("id", f"line {k + 1}")) for k in hit[:5])
+        raise InputError(
+            f"calibration.source={config.source!r} shares text with {path}: {len(hit)} items, first {names} "
+            f"(“{found[0].text}”); a quantizer fitted to what it is scored on flatters itself"
+        )
+
+
+def _contents(row: Mapping[str, Any]) -> list[str]:
+    return [m["content"] for m in row["messages"]] if row.get("messages") else [row["text"]]
+
+
+def _sequences(
+    config: CalibrationConfig,
+    tokenizer: PreTrainedTokenizerBase,
+    rows: Iterator[Mapping[str, Any]],
+    hashed: hashlib._Hash,
+) -> Iterator[list[int]]:
+    """Token ids of equal length (packed, texts set apart by the end token), or one sequence per text."""
+    pending: list[int] = []
+    end = tokenizer.eos_token_id
+    for row in rows:
+        text, templated = _render(config, tokenizer, row)
+        hashed.update(text.encode() + b"\0")
+        ids = tokenizer(text, add_special_tokens=not templated, verbose=False)["input_ids"]
+        if not config.pack:
+            if len(ids) >= config.min_tokens:
+                yield ids[: config.max_tokens]
+            continue
+        pending += ids + ([end] if not templated and end is not None else [])
+        while len(pending) >= config.max_tokens:
+            yield pending[: config.max_tokens]
+            pending = pending[config.max_tokens :]
+
+
+def _render(config: CalibrationConfig, tokenizer: PreTrainedTokenizerBase, row: Mapping[str, Any]) -> tuple[str, bool]:
+    """The text of a row, and whether the template has put its special tokens in already."""
+    if not row.get("messages"):
+        return str(row["text"]), False
+    if not config.apply_chat_template:
+        return "\n".join(_contents(row)), False
+    if not tokenizer.chat_template:
+        raise InputError(
+            "the checkpoint has no chat template to render `messages` with; "
+            "set calibration.apply_chat_template=false or give rows of `text`"
+        )
+    return str(tokenizer.apply_chat_template(row["messages"], tokenize=False)), True

@@ -1,0 +1,127 @@
+"""What a saved variant must show before it is one: several library paths exit cleanly with files that load as noise.
+
+Everything here reads headers and small tensors with numpy alone, never through the library that wrote them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from pipelines.errors import StageFailed
+from pipelines.quantize.packing import check_declared_format, open_quantized
+from pipelines.quantize.scheme import matches
+from pipelines.quantize.shards import Shards, quantization_config
+
+PICKLES = frozenset({".bin", ".pt", ".pth", ".ckpt", ".pkl", ".pickle"})
+EMBEDDINGS = ("embed", "wte", "wpe")
+HEAD = "lm_head"
+
+
+@dataclass(frozen=True, slots=True)
+class Coverage:
+    """Which linear layers a variant quantized, and which it left as they were."""
+
+    quantized: tuple[str, ...]
+    skipped: tuple[str, ...]
+
+
+def linear_shapes(checkpoint: Path) -> dict[str, tuple[int, int]]:
+    """The weight matrices of a checkpoint that is not quantized, (out, in), by module name, from headers alone.
+
+    A head that shares the embedding's tensor is not in the files; it is listed all the same.
+    """
+    shards = Shards(checkpoint)
+    found: dict[str, tuple[int, int]] = {}
+    embedding: tuple[int, int] | None = None
+    for name in shards:
+        module, _, part = name.rpartition(".")
+        shape = shards.shape(name)
+        if part != "weight" or len(shape) != 2:
+            continue
+        if any(mark in module.rpartition(".")[2] for mark in EMBEDDINGS):
+            embedding = embedding or (shape[0], shape[1])
+        else:
+            found[module] = (shape[0], shape[1])
+    if HEAD not in found and embedding is not None:
+        found[HEAD] = embedding
+    return found
+
+
+def targeted(linears: Iterable[str], targets: Iterable[str], ignore: Iterable[str]) -> list[str]:
+    """The layers a quantizer was told to quantize: `Linear` means all; `re:` entries are regular expressions."""
+    wanted, skip = tuple(targets), tuple(ignore)
+    return [name for name in linears if ("Linear" in wanted or matches(name, wanted)) and not matches(name, skip)]
+
+
+def check_saved(variant: Path, checkpoint: Path, expected: Iterable[str]) -> Coverage:
+    """Check a variant as it lies on disk against the checkpoint it came from.
+
+    Raises:
+        StageFailed: a layer that should be quantized is not, a tensor is unknown or missing, a scale is not finite,
+            the declared format is not the one on disk, or there is a pickle.
+    """
+    check_no_pickles(variant)
+    coverage = check_coverage(variant, linear_shapes(checkpoint), expected)
+    check_names(variant, checkpoint, coverage.quantized)
+    check_declared_format(variant)
+    check_scales(variant)
+    return coverage
+
+
+def check_no_pickles(variant: Path) -> None:
+    """Refuse files that run code when they are loaded."""
+    found = sorted(p.name for p in variant.rglob("*") if p.suffix in PICKLES)
+    if found:
+        raise StageFailed(f"{variant}: holds pickles, which run code when loaded: {', '.join(found[:5])}")
+
+
+def check_coverage(variant: Path, linears: Mapping[str, tuple[int, int]], expected: Iterable[str]) -> Coverage:
+    """Compare the layers that are quantized on disk with those that should be."""
+    quantized = set(open_quantized(variant))
+    left_out = [name for name in expected if name not in quantized]
+    if left_out:
+        raise StageFailed(
+            f"{variant}: {len(left_out)} of {len(left_out) + len(quantized)} layers were silently left unquantized: "
+            f"{', '.join(left_out[:5])}; name them in the variant's `ignore` if that is meant"
+        )
+    return Coverage(tuple(sorted(quantized)), tuple(name for name in linears if name not in quantized))
+
+
+def check_names(variant: Path, checkpoint: Path, quantized: Iterable[str]) -> None:
+    """Check that each tensor is the base's own or part of a quantized layer, and that none of the base's is lost."""
+    layers = set(quantized)
+    saved, base = set(Shards(variant)), set(Shards(checkpoint))
+    kept = {name for name in base if name.rpartition(".")[0] not in layers or name.endswith(".bias")}
+    unknown = sorted(name for name in saved - kept if name.rpartition(".")[0] not in layers)
+    head = f"{HEAD}.weight"
+    missing = sorted(kept - saved - {head})
+    if unknown == [head] and head not in base:
+        raise StageFailed(f"{variant}: a copy of the shared head was written ({head}); the embedding is in it twice")
+    if unknown or missing:
+        said = [f"unknown: {', '.join(unknown[:5])}"] if unknown else []
+        said += [f"missing: {', '.join(missing[:5])}"] if missing else []
+        raise StageFailed(f"{variant}: tensors do not match the base checkpoint ({'; '.join(said)})")
+
+
+def check_scales(variant: Path) -> None:
+    """Check that every scale is a finite number."""
+    import numpy as np
+
+    shards = Shards(variant)
+    bad = [n for n in shards if n.endswith(("_scale", ".scales")) and not bool(np.isfinite(shards[n]).all())]
+    if bad:
+        raise StageFailed(f"{variant}: {len(bad)} layers have scales that are not finite: {', '.join(bad[:5])}")
+
+
+def saved_facts(variant: Path, coverage: Coverage) -> dict[str, str | int]:
+    """What the manifest says of a variant's files."""
+    config = quantization_config(variant)
+    return {
+        "quantized_modules": len(coverage.quantized),
+        "skipped_modules": ", ".join(coverage.skipped),
+        "size_bytes": sum(p.stat().st_size for p in variant.rglob("*") if p.is_file()),
+        "quant_method": str(config.get("quant_method", "")),
+        "format": str(config.get("checkpoint_format") or config.get("format") or ""),
+    }

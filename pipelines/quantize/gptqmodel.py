@@ -1,0 +1,101 @@
+"""What GPTQModel can be asked for: GPTQ in the classic format (version 1), which most runtimes read.
+
+The work is in gptqmodel_run.py, which needs the library; this needs nothing.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from pydantic import AfterValidator, Field, model_validator
+
+from pipelines.config import Strict
+from pipelines.quantize.scheme import one_of
+
+SCHEMES = ("W[2348]A16", "W[2348]A16_G*[0-9]")
+"""Asymmetric zero points are not offered: format version 1 cannot hold a zero point of 0."""
+
+
+class Fallback(Strict):
+    """What to do with a layer that calibration hardly reaches, as experts of a mixture."""
+
+    strategy: Literal["rtn", "midpoint", "mean", "median", "stdclip"] = Field(
+        default="rtn", description="how it is rounded then"
+    )
+    threshold: float | str = Field(default="0.5%", description="tokens, or a share of all, below which it is used")
+
+
+class Hessian(Strict):
+    """How the Hessian of a layer's inputs is summed."""
+
+    chunk_size: int | None = Field(default=None, ge=1, description="rows added at once; null: all of a batch")
+    chunk_bytes: int | None = Field(default=None, ge=1, description="or so many bytes")
+    staging_dtype: Literal["float32", "float16", "bfloat16"] = Field(
+        default="float32", description="what rows are multiplied in"
+    )
+    dedup_shared_inputs: bool = Field(default=True, description="sum once for layers that read the same input")
+
+
+class GptqModelOptions(Strict):
+    """Names and defaults are those of `gptqmodel.QuantizeConfig` and `GPTQModel.quantize`."""
+
+    desc_act: bool = Field(
+        default=False, description="order columns by activation at run time: slower, few kernels take it"
+    )
+    act_group_aware: bool | None = Field(
+        default=None, description="order columns within groups: free at run time; null: unless desc_act"
+    )
+    static_groups: bool = Field(default=False, description="fix scales of all groups before the first column")
+    damp_percent: float = Field(
+        default=0.05, gt=0, lt=1, description="added to the Hessian's diagonal, in fractions of its mean"
+    )
+    damp_auto_increment: float = Field(
+        default=0.01, ge=0, description="raised by this while the Hessian cannot be inverted"
+    )
+    mse: float = Field(
+        default=0.0, ge=0, description="norm of the error that scales minimize; 0: from minimum and maximum"
+    )
+    true_sequential: bool = Field(
+        default=True, description="quantize a block's layers in turn, each on the quantized before it"
+    )
+    rotation: Literal["hadamard", "random"] | None = Field(
+        default=None, description="rotate weights first; runtimes must know"
+    )
+    dynamic: dict[str, dict[str, int | str | bool]] | None = Field(
+        default=None, description="regular expression of layer names to settings of their own"
+    )
+    fallback: Fallback | None = Fallback()
+    hessian: Hessian = Hessian()
+    pack_impl: Literal["cpu", "gpu", "original"] = Field(default="cpu", description="who packs the words")
+    offload_to_disk: bool = Field(
+        default=True, description="move finished layers to disk, for models larger than memory"
+    )
+    batch_size: int = Field(default=1, ge=1, description="calibration samples in one forward pass")
+    calibration_sort: Literal["asc", "desc", "shuffle"] | None = Field(
+        default="desc", description="order of samples by length"
+    )
+    calibration_data_min_length: int = Field(default=10, ge=1, description="shorter samples are dropped")
+
+    @model_validator(mode="after")
+    def _one_order(self) -> GptqModelOptions:
+        if self.desc_act and self.act_group_aware:
+            raise ValueError("desc_act and act_group_aware are two orders of the same columns; set one to false")
+        return self
+
+
+class GptqModelConfig(Strict):
+    """GPTQ by GPTQModel."""
+
+    quantizer: Literal["gptqmodel_gptq"] = "gptqmodel_gptq"
+    scheme: Annotated[str, AfterValidator(one_of(SCHEMES))]
+    ignore: tuple[str, ...] = Field(default=("lm_head",), description="layers left as they are: names, or re: patterns")
+    seed: int = Field(default=0, ge=0, description="seed of everything random in the library")
+    options: GptqModelOptions = GptqModelOptions()
+
+    @model_validator(mode="after")
+    def _head_stays(self) -> GptqModelConfig:
+        if "lm_head" not in self.ignore:
+            raise ValueError(
+                "this quantizer leaves lm_head alone; for a quantized head use llmcompressor_gptq with head"
+            )
+        return self

@@ -1,0 +1,159 @@
+"""Run GPTQModel on a checkpoint and check what it saved."""
+
+from __future__ import annotations
+
+import csv
+import json
+import os
+import re
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+from pipelines.errors import InputError, StageFailed
+from pipelines.flow import progress
+from pipelines.intake import calibration as calibration_set
+from pipelines.intake.lean import without_unused
+from pipelines.quantize.carry import carry_over
+from pipelines.quantize.checks import check_saved, linear_shapes, saved_facts, targeted
+from pipelines.quantize.gptqmodel import GptqModelConfig
+from pipelines.quantize.scheme import parse
+
+TESTED = ("7.6.0", "7.7.0")
+"""Releases whose pool for loading wants two workers where a machine with two cores is given one."""
+WORKERS = "GPTQMODEL_CPU_WORKERS"
+NOT_PART = frozenset({"offload_to_disk_path"})
+"""Where this run put its temporary files: not a property of what it made."""
+
+
+def run(
+    config: GptqModelConfig, out: Path, *, checkpoint: Path, calibration: Path | None = None
+) -> dict[str, str | int]:
+    """Quantize a checkpoint into a directory that transformers, vLLM and ONNX Runtime's builder load.
+
+    Raises:
+        InputError: there is no calibration set.
+        StageFailed: what was saved fails a check.
+    """
+    if calibration is None:
+        raise InputError(f"{config.quantizer} needs a calibration set; choose one with `calibration=`")
+    samples = calibration_set.load(calibration)
+    expected = targeted(linear_shapes(checkpoint), ("Linear",), config.ignore)
+    with without_unused(), two_workers() as adaptation:
+        _quantize(config, samples, checkpoint, out)
+    _settle(out)
+    carry_over(checkpoint, out)
+    coverage = check_saved(out, checkpoint, expected)
+    return {
+        "scheme": config.scheme,
+        "quantizer": config.quantizer,
+        "library": "gptqmodel",
+        "library_version": version("gptqmodel"),
+        "adaptations": adaptation,
+        **saved_facts(out, coverage),
+    }
+
+
+def _quantize(config: GptqModelConfig, samples: Sequence[Sequence[int]], checkpoint: Path, out: Path) -> None:
+    import torch
+    from gptqmodel import GPTQModel, QuantizeConfig
+
+    torch.manual_seed(config.seed)
+    options = config.options
+    try:
+        model = GPTQModel.load(str(checkpoint), QuantizeConfig(**_settings(config)))
+        model.layer_callback = _LayersReported(int(model.model.config.get_text_config().num_hidden_layers))
+        model.quantize(
+            [{"input_ids": list(ids), "attention_mask": [1] * len(ids)} for ids in samples],
+            batch_size=options.batch_size,
+            calibration_sort=options.calibration_sort,
+            calibration_data_min_length=options.calibration_data_min_length,
+        )
+        progress.report(0, 1, "saving")
+        model.save(str(out))
+    except (ValueError, RuntimeError, KeyError, TypeError, NotImplementedError) as error:
+        raise StageFailed(f"GPTQModel could not quantize {checkpoint.name}: {error}") from error
+
+
+def _settings(config: GptqModelConfig) -> dict[str, Any]:
+    """The library's own config: a scheme in its terms, and layers to leave alone as negative rules of `dynamic`."""
+    from gptqmodel.quantization.config import FORMAT, METHOD, HessianConfig
+    from gptqmodel.quantization.config import Fallback as LibraryFallback
+
+    scheme, options = parse(config.scheme), config.options
+    rules: dict[str, dict[str, int | str | bool]] = {
+        f"-:{_pattern(entry)}": {} for entry in config.ignore if entry != "lm_head"
+    }
+    rules |= options.dynamic or {}
+    direct = options.model_dump(
+        exclude={"fallback", "hessian", "dynamic", "batch_size", "calibration_sort", "calibration_data_min_length"}
+    )
+    return {
+        **direct,
+        "bits": scheme.weight_bits,
+        "group_size": scheme.group_size or -1,
+        "sym": scheme.symmetric,
+        "method": METHOD.GPTQ,
+        "format": FORMAT.GPTQ,
+        "dynamic": rules or None,
+        "fallback": LibraryFallback(**options.fallback.model_dump()) if options.fallback else None,
+        "hessian": HessianConfig(**options.hessian.model_dump()),
+    }
+
+
+def _pattern(entry: str) -> str:
+    return entry.removeprefix("re:") if entry.startswith("re:") else f"^{re.escape(entry)}$"
+
+
+class _LayersReported:
+    """What the library calls after each decoder layer, on two occasions; the second is when it is done."""
+
+    def __init__(self, total: int) -> None:
+        self._total = total
+
+    def layer_complete(self, *, layer_idx: int, submodule_finalized: bool) -> None:
+        if submodule_finalized:
+            progress.report(layer_idx + 1, self._total, "layers quantized")
+
+
+def _settle(out: Path) -> None:
+    """Take out of the saved files what differs between two equal runs: a temporary path, and seconds per layer."""
+    for name in ("config.json", "quantize_config.json"):
+        path = out / name
+        data = json.loads(path.read_text())
+        meta = (data.get("quantization_config") or data).get("meta") or {}
+        for key in NOT_PART & meta.keys():
+            del meta[key]
+        path.write_text(json.dumps(data, indent=2) + "\n")
+    log = out / "quant_log.csv"
+    if log.is_file():
+        with log.open(newline="") as file:
+            rows = [{k: v for k, v in row.items() if k != "time"} for row in csv.DictReader(file)]
+        with log.open("w", newline="") as file:
+            writer = csv.DictWriter(file, fieldnames=list(rows[0]) if rows else ["layer"])
+            writer.writeheader()
+            writer.writerows(rows)
+
+
+@contextmanager
+def two_workers() -> Iterator[str]:
+    """Give the library's pool the two workers its loader asks for, where there is no accelerator and few cores.
+
+    The pool is made when the library is first used, so this must be around its import.
+
+    Yields:
+        What was adapted, "" where nothing was.
+    """
+    import torch
+
+    needed = (os.cpu_count() or 1) < 3 and not torch.accelerator.is_available()
+    if not needed or WORKERS in os.environ or version("gptqmodel") not in TESTED:
+        yield ""
+        return
+    os.environ[WORKERS] = "2"
+    try:
+        yield f"gptqmodel: {WORKERS}=2, as its loader wants two workers"
+    finally:
+        del os.environ[WORKERS]

@@ -1,0 +1,238 @@
+"""Run llm-compressor on a checkpoint, on a GPU where there is one, and check what it saved."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from pipelines.errors import InputError, StageFailed
+from pipelines.flow import progress
+from pipelines.intake import calibration as calibration_set
+from pipelines.intake.lean import without_unused
+from pipelines.quantize.carry import carry_over
+from pipelines.quantize.checks import HEAD, check_saved, linear_shapes, saved_facts, targeted
+from pipelines.quantize.llmcompressor import (
+    AwqConfig,
+    Fp8Config,
+    GptqConfig,
+    LlmCompressorConfig,
+    SequentialOptions,
+    needs_calibration,
+)
+from pipelines.quantize.llmcompressor_cpu import FLOAT32, computes_in_float32, memory_pinning, narrow
+from pipelines.quantize.scheme import Scheme, parse
+
+if TYPE_CHECKING:
+    import torch
+    from torch import Tensor
+    from torch.nn import Module
+    from torch.utils.data import DataLoader
+    from transformers import PreTrainedModel
+
+
+def run(
+    config: LlmCompressorConfig, out: Path, *, checkpoint: Path, calibration: Path | None = None
+) -> dict[str, str | int]:
+    """Quantize a checkpoint into a directory that transformers and vLLM load.
+
+    Raises:
+        InputError: the method needs a calibration set and was given none.
+        StageFailed: what was saved fails a check.
+    """
+    if needs_calibration(config) and calibration is None:
+        raise InputError(
+            f"{config.quantizer} with {config.scheme} needs a calibration set; choose one with `calibration=`"
+        )
+    expected = targeted(linear_shapes(checkpoint), config.targets, _ignored(config))
+    samples = calibration_set.load(calibration) if calibration is not None and needs_calibration(config) else []
+    with without_unused():
+        adaptations = _quantize(config, samples, checkpoint, out)
+    carry_over(checkpoint, out)
+    coverage = check_saved(out, checkpoint, [*expected, *([HEAD] if config.head else [])])
+    return {
+        "scheme": config.scheme + (f", head {config.head}" if config.head else ""),
+        "quantizer": config.quantizer,
+        "library": "llmcompressor",
+        "library_version": _version(),
+        "adaptations": "; ".join(adaptations),
+        **saved_facts(out, coverage),
+    }
+
+
+def _quantize(config: LlmCompressorConfig, samples: Sequence[Sequence[int]], checkpoint: Path, out: Path) -> list[str]:
+    """Quantize and save; give what had to be adapted."""
+    import torch
+    from llmcompressor import reset_session
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    torch.manual_seed(config.seed)
+    stored = AutoConfig.from_pretrained(checkpoint).dtype or torch.float32
+    widened = stored != torch.float32 and computes_in_float32(config.compute_dtype)
+    model = AutoModelForCausalLM.from_pretrained(checkpoint, dtype=torch.float32 if widened else "auto")
+    pinning: AbstractContextManager[str] = memory_pinning() if isinstance(config, AwqConfig) else nullcontext("")
+    try:
+        with pinning as adapted, _layers_reported(model):
+            _oneshot(model, config, samples, checkpoint, stored if widened else None)
+        progress.report(0, 1, "saving")
+        if widened:
+            narrow(model, stored)
+        model.save_pretrained(out, save_compressed=True)
+    except (ValueError, RuntimeError, KeyError, TypeError) as error:
+        raise StageFailed(f"llm-compressor could not quantize {checkpoint.name}: {error}") from error
+    finally:
+        reset_session()
+    (out / "recipe.yaml").unlink(
+        missing_ok=True
+    )  # Python tags that a safe YAML reader refuses; the manifest has it all
+    return [adapted] * bool(adapted) + [FLOAT32.format(str(stored).removeprefix("torch."))] * widened
+
+
+def _oneshot(
+    model: PreTrainedModel,
+    config: LlmCompressorConfig,
+    samples: Sequence[Sequence[int]],
+    checkpoint: Path,
+    scale_dtype: torch.dtype | None,
+) -> None:
+    from llmcompressor import oneshot
+    from transformers import AutoTokenizer
+
+    options = config.options.calibrate
+    shown = samples[: options.num_calibration_samples]
+    oneshot(
+        model=model,
+        processor=AutoTokenizer.from_pretrained(checkpoint),
+        recipe=_recipe(config, scale_dtype),
+        dataset=_batches(shown, options) if shown else None,
+        num_calibration_samples=len(shown),
+        shuffle_calibration_samples=False,
+        tie_word_embeddings=config.head is None,
+        sequential_targets=list(options.sequential_targets) if options.sequential_targets else None,
+        **options.model_dump(exclude={"sequential_targets", "data_collator", "batch_size", "num_calibration_samples"}),
+    )
+
+
+def _recipe(config: LlmCompressorConfig, scale_dtype: torch.dtype | None) -> list[Any]:
+    from llmcompressor.modifiers.gptq import GPTQModifier
+    from llmcompressor.modifiers.quantization import QuantizationModifier
+
+    options = config.options
+    shared = {
+        "config_groups": _groups(config, scale_dtype),
+        "ignore": _ignored(config),
+        "weight_observer": options.weight_observer,
+    }
+    if isinstance(config, GptqConfig):
+        return [GPTQModifier(**shared, **options.model_dump(exclude={"weight_observer", "calibrate"}))]
+    if isinstance(config, Fp8Config) and not parse(config.scheme).dynamic:
+        shared["input_observer"] = config.options.input_observer
+    quantize = QuantizationModifier(**shared)
+    return [_awq(config), quantize] if isinstance(config, AwqConfig) else [quantize]
+
+
+def _awq(config: AwqConfig) -> Any:
+    import torch
+    from llmcompressor.modifiers.transform.awq import AWQMapping, AWQModifier
+
+    options = config.options
+    chosen: dict[str, Any] = {"n_grid": options.n_grid, "duo_scaling": options.duo_scaling}
+    if options.mappings is not None:
+        chosen["mappings"] = [
+            AWQMapping(m.smooth_layer, list(m.balance_layers), m.activation_hook_target) for m in options.mappings
+        ]
+    if options.offload_device != "auto":
+        chosen["offload_device"] = None if options.offload_device is None else torch.device(options.offload_device)
+    return AWQModifier(**chosen)
+
+
+def _groups(config: LlmCompressorConfig, scale_dtype: torch.dtype | None) -> dict[str, dict[str, Any]]:
+    """The library's config groups: the body, and the head where it has a scheme of its own."""
+    groups = {"group_0": {"targets": list(config.targets), **_arguments(parse(config.scheme), scale_dtype)}}
+    if config.head:
+        groups["group_1"] = {"targets": [f"re:.*{HEAD}$"], **_arguments(parse(config.head), scale_dtype)}
+    return groups
+
+
+def _ignored(config: LlmCompressorConfig) -> list[str]:
+    return [entry for entry in config.ignore if config.head is None or entry != HEAD]
+
+
+def _arguments(scheme: Scheme, scale_dtype: torch.dtype | None) -> dict[str, Any]:
+    """A scheme in the library's terms."""
+    weights: dict[str, Any] = {
+        "num_bits": scheme.weight_bits,
+        "type": scheme.weight_type,
+        "strategy": scheme.granularity,
+        "symmetric": scheme.symmetric,
+        "dynamic": False,
+        "scale_dtype": scale_dtype,
+    }
+    if scheme.granularity == "group":
+        weights["group_size"] = scheme.group_size
+    if scheme.granularity == "block":
+        weights["block_structure"] = [scheme.group_size, scheme.group_size]
+    if scheme.activation_bits is None:
+        return {"weights": weights}
+    inputs: dict[str, Any] = {
+        "num_bits": scheme.activation_bits,
+        "type": scheme.activation_type,
+        "symmetric": True,
+        "dynamic": scheme.dynamic,
+        "strategy": "token" if scheme.dynamic else "tensor",
+    }
+    if scheme.granularity == "block":
+        inputs |= {"strategy": "group", "group_size": scheme.group_size}
+    return {"weights": weights, "input_activations": inputs}
+
+
+def _batches(samples: Sequence[Sequence[int]], options: SequentialOptions) -> DataLoader[dict[str, Tensor]]:
+    """The frozen samples in their order; the library's own loader would shuffle and tokenize again."""
+    import torch
+    from torch.utils.data import DataLoader
+
+    def collate(rows: list[Sequence[int]]) -> dict[str, Tensor]:
+        cut = min(map(len, rows)) if options.data_collator == "truncation" else max(map(len, rows))
+        ids = torch.zeros(len(rows), cut, dtype=torch.long)
+        mask = torch.zeros(len(rows), cut, dtype=torch.long)
+        for row, sample in enumerate(rows):
+            kept = torch.tensor(sample[:cut])
+            ids[row, : len(kept)], mask[row, : len(kept)] = kept, 1
+        return {"input_ids": ids, "attention_mask": mask}
+
+    return DataLoader(list(samples), batch_size=options.batch_size, collate_fn=collate)  # type: ignore[arg-type]
+
+
+@contextmanager
+def _layers_reported(model: PreTrainedModel) -> Iterator[None]:
+    """Report each decoder layer when calibration first reaches it."""
+    from torch.nn import ModuleList
+
+    total = int(getattr(model.config.get_text_config(), "num_hidden_layers", 0))
+    layers = next((m for m in model.modules() if isinstance(m, ModuleList) and len(m) == total), ())
+    seen: set[int] = set()
+
+    def reach(k: int) -> None:
+        if k not in seen:
+            seen.add(k)
+            progress.report(k, total, "layers calibrated")
+
+    def hook_of(k: int) -> Any:
+        def hook(_module: Module, _args: object) -> None:
+            reach(k)
+
+        return hook
+
+    handles = [layer.register_forward_pre_hook(hook_of(k)) for k, layer in enumerate(layers)]
+    try:
+        yield
+    finally:
+        for handle in handles:
+            handle.remove()
+
+
+def _version() -> str:
+    from importlib.metadata import version
+
+    return version("llmcompressor")

@@ -1,0 +1,222 @@
+"""What a scheme says about weights and activations, its name (W4A16_G64), and which layers it does not fit. Pure."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+from typing import Literal
+
+from pipelines.errors import Problem
+
+NumberType = Literal["int", "float", "bfloat"]
+Granularity = Literal["channel", "group", "tensor", "block"]
+USUAL_GROUPS = (16, 32, 64, 128, 256)
+"""Group sizes that kernels are written for."""
+
+_PLAIN: dict[str, tuple[int, NumberType]] = {"FP32": (32, "float"), "FP16": (16, "float"), "BF16": (16, "bfloat")}
+_DTYPES = {"float32": "FP32", "float16": "FP16", "bfloat16": "BF16"}
+_NAME = re.compile(
+    r"W(?P<w>\d+)A(?P<a>\d+)"
+    r"(?:_(?P<kind>INT8|FP8))?"
+    r"(?:_(?P<when>DYNAMIC|STATIC))?"
+    r"(?:_(?P<per>G(?P<group>\d+)|TENSOR|BLOCK(?P<block>\d+)))?"
+    r"(?P<asym>_ASYM)?"
+)
+_GRAMMAR = (
+    "W<bits>A<bits>[_INT8|_FP8][_DYNAMIC|_STATIC][_G<size>|_TENSOR|_BLOCK<size>][_ASYM], as in W4A16_G64, W8A16, "
+    "W4A16_G64_ASYM, W8A8_FP8_DYNAMIC, W8A8_INT8; or BF16, FP16, FP32"
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Scheme:
+    """How weights and activations are stored; `activation_bits` is None where activations stay as they are."""
+
+    weight_bits: int
+    weight_type: NumberType = "int"
+    granularity: Granularity = "channel"
+    group_size: int | None = None
+    activation_bits: int | None = None
+    activation_type: Literal["int", "float"] | None = None
+    dynamic: bool = True
+    symmetric: bool = True
+
+    @property
+    def quantized(self) -> bool:
+        """Whether anything is stored in fewer bits than the base has."""
+        return self.weight_bits < 16
+
+    def __str__(self) -> str:
+        for name, plain in _PLAIN.items():
+            if plain == (self.weight_bits, self.weight_type):
+                return name
+        kind = self.activation_type or ("float" if self.weight_type == "float" else None)
+        parts = [f"W{self.weight_bits}A{self.activation_bits or 16}"]
+        if kind:
+            parts.append("FP8" if kind == "float" else "INT8")
+        if self.activation_bits:
+            parts.append("DYNAMIC" if self.dynamic else "STATIC")
+        if self.granularity != "channel":
+            prefix = {"group": "G", "block": "BLOCK", "tensor": "TENSOR"}[self.granularity]
+            parts.append(f"{prefix}{self.group_size or ''}")
+        return "_".join(parts) + ("" if self.symmetric else "_ASYM")
+
+
+def parse(name: str) -> Scheme:
+    """Read a scheme's name.
+
+    Raises:
+        ValueError: the name is not one, with the grammar.
+    """
+    text = name.upper()
+    if text in _PLAIN:
+        return Scheme(*_PLAIN[text])
+    found = _NAME.fullmatch(text)
+    if found is None:
+        raise ValueError(f"not the name of a scheme; write {_GRAMMAR}")
+    return _checked(found)
+
+
+def _checked(found: re.Match[str]) -> Scheme:
+    weight, activation, kind = int(found["w"]), int(found["a"]), found["kind"]
+    size = int(found["group"] or found["block"] or 0)
+    if not 2 <= weight <= 8 or activation not in (8, 16) or weight > activation:
+        raise ValueError("weights take 2 to 8 bits, activations 8 or 16, and weights no more than activations")
+    if activation == 8 and kind is None:
+        raise ValueError(f"8-bit activations are INT8 or FP8; write W{weight}A8_INT8 or W{weight}A8_FP8")
+    if activation == 16 and (found["when"] or kind == "INT8"):
+        raise ValueError("with 16-bit activations there is no INT8, DYNAMIC or STATIC to say")
+    if kind == "FP8" and (weight != 8 or found["asym"]):
+        raise ValueError("FP8 weights take 8 bits and are symmetric")
+    if found["per"] and found["per"] != "TENSOR" and size == 0:
+        raise ValueError("a group or block size is a positive number")
+    return Scheme(
+        weight_bits=weight,
+        weight_type="float" if kind == "FP8" else "int",
+        granularity=_granularity(found),
+        group_size=size or None,
+        activation_bits=8 if activation == 8 else None,
+        activation_type=None if activation == 16 else ("float" if kind == "FP8" else "int"),
+        dynamic=found["when"] != "STATIC",
+        symmetric=not found["asym"],
+    )
+
+
+def _granularity(found: re.Match[str]) -> Granularity:
+    if found["group"]:
+        return "group"
+    if found["block"]:
+        return "block"
+    return "tensor" if found["per"] else "channel"
+
+
+def of_dtype(dtype: str) -> Scheme:
+    """The scheme of a checkpoint that is not quantized, from its dtype's name in config.json.
+
+    Raises:
+        ValueError: a dtype that is not a plain floating-point one.
+    """
+    if dtype not in _DTYPES:
+        raise ValueError(f"dtype {dtype!r} is not a plain one; known: {', '.join(_DTYPES)}")
+    return parse(_DTYPES[dtype])
+
+
+def matches(name: str, entries: Iterable[str]) -> bool:
+    """Whether a module is named by a list of targets or ignored ones; `re:` entries are regular expressions."""
+    return any(
+        re.match(entry.removeprefix("re:"), name) is not None if entry.startswith("re:") else entry == name
+        for entry in entries
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Misfit:
+    """A layer whose width the group size does not divide."""
+
+    layer: str
+    width: int
+    group_size: int
+
+
+def misfits(scheme: Scheme, linear_shapes: Mapping[str, tuple[int, int]], ignore: Iterable[str] = ()) -> list[Misfit]:
+    """Find every layer that a scheme does not fit. Shapes are (out_features, in_features), as torch stores them."""
+    size = scheme.group_size
+    if size is None:
+        return []
+    skip = tuple(ignore)
+    return [
+        Misfit(name, width, size)
+        for name, shape in linear_shapes.items()
+        if not matches(name, skip)
+        for width in (shape if scheme.granularity == "block" else shape[1:])
+        if width % size
+    ]
+
+
+def fitting_groups(linear_shapes: Mapping[str, tuple[int, int]], ignore: Iterable[str] = ()) -> tuple[int, ...]:
+    """The usual group sizes that divide the width of every layer not ignored."""
+    skip = tuple(ignore)
+    widths = {shape[1] for name, shape in linear_shapes.items() if not matches(name, skip)}
+    return tuple(size for size in USUAL_GROUPS if all(width % size == 0 for width in widths))
+
+
+def misfit_problems(
+    key: str, scheme: Scheme, linear_shapes: Mapping[str, tuple[int, int]], ignore: Sequence[str] = ()
+) -> list[Problem]:
+    """Say which layers a scheme does not fit and what would, as at most one problem for the configuration key."""
+    found = misfits(scheme, linear_shapes, ignore)
+    if not found:
+        return []
+    layers = ", ".join(f"{name} ({width})" for name, width in folded(found))
+    fitting = fitting_groups(linear_shapes, ignore)
+    allowed = "would fit all: " + (", ".join(f"G{g}" for g in fitting) or "only one scale per channel, without _G")
+    message = f"{found[0].group_size} does not divide the width of {len(found)} layers: {layers}"
+    return [Problem(key, str(scheme), message, allowed)]
+
+
+def folded(found: Sequence[Misfit]) -> list[tuple[str, int]]:
+    """Put layers that differ only in their number on one line: model.layers.{0-29}.mlp.up_proj."""
+    groups: dict[tuple[str, int], list[int]] = {}
+    for misfit in found:
+        number = re.search(r"\.(\d+)\.", misfit.layer)
+        pattern = misfit.layer if number is None else re.sub(r"\.\d+\.", ".{}.", misfit.layer, count=1)
+        numbers = groups.setdefault((pattern, misfit.width), [])
+        if number is not None:
+            numbers.append(int(number[1]))
+    return [
+        (pattern.replace("{}", "{" + _ranges(numbers) + "}"), width) for (pattern, width), numbers in groups.items()
+    ]
+
+
+def _ranges(numbers: Sequence[int]) -> str:
+    runs: list[list[int]] = []
+    for n in sorted(numbers):
+        if runs and n == runs[-1][1] + 1:
+            runs[-1][1] = n
+        else:
+            runs.append([n, n])
+    return ",".join(str(a) if a == b else f"{a}-{b}" for a, b in runs)
+
+
+def supported(scheme: Scheme, patterns: Iterable[str]) -> bool:
+    """Whether a scheme's name matches one of a quantizer's patterns, such as W4A16_G*."""
+    return any(fnmatchcase(str(scheme), pattern) for pattern in patterns)
+
+
+def one_of(patterns: tuple[str, ...]) -> Callable[[str], str]:
+    """A validator that gives a scheme's full name, or says which schemes a quantizer has."""
+
+    def check(name: str) -> str:
+        scheme = parse(name)
+        if not supported(scheme, patterns):
+            raise ValueError(f"this quantizer has no {scheme}; it has {', '.join(map(readable, patterns))}")
+        return str(scheme)
+
+    return check
+
+
+def readable(pattern: str) -> str:
+    """A pattern as people write it: W[248]A16_G*[0-9] is W2|4|8A16_G<size>."""
+    return re.sub(r"\[(\d+)\]", lambda m: "|".join(m[1]), pattern.replace("*[0-9]", "<size>"))

@@ -1,0 +1,80 @@
+"""Every quantizer there is, a row each. A new one is a module (config and function), a row here and a conf file."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from pipelines.quantize import gptqmodel, llmcompressor
+
+
+@dataclass(frozen=True, slots=True)
+class Quantizer:
+    """What the rest of the pipeline knows of a quantizer; nothing outside this room names one.
+
+    `function` is "module:name", called as (config, out, *, checkpoint, calibration?) -> facts. `schemes` are patterns
+    of scheme names. Raise `version` when the code changes what comes out.
+    """
+
+    name: str
+    version: int
+    summary: str
+    config_type: str
+    function: str
+    packages: tuple[str, ...]
+    schemes: tuple[str, ...]
+    needs_calibration: Callable[[Any], bool]
+
+
+def _never(config: object) -> bool:
+    del config
+    return False
+
+
+def _always(config: object) -> bool:
+    del config
+    return True
+
+
+def _llmcompressor(name: str, config: str, schemes: tuple[str, ...], summary: str) -> Quantizer:
+    return Quantizer(
+        name=f"llmcompressor_{name}",
+        version=1,
+        summary=summary,
+        config_type=f"pipelines.quantize.llmcompressor:{config}",
+        function="pipelines.quantize.llmcompressor_run:run",
+        packages=("llmcompressor", "compressed-tensors", "transformers", "torch"),
+        schemes=schemes,
+        needs_calibration=llmcompressor.needs_calibration,
+    )
+
+
+_ROWS = (
+    Quantizer(
+        name="baseline",
+        version=1,
+        summary="the base as it is, for comparison",
+        config_type="pipelines.quantize.baseline:BaselineConfig",
+        function="pipelines.quantize.baseline:run",
+        packages=(),
+        schemes=("BF16", "FP16", "FP32"),
+        needs_calibration=_never,
+    ),
+    _llmcompressor("rtn", "RtnConfig", llmcompressor.RTN_SCHEMES, "round to nearest: the control others must beat"),
+    _llmcompressor("awq", "AwqConfig", llmcompressor.AWQ_SCHEMES, "activation-aware scales, then round to nearest"),
+    _llmcompressor("gptq", "GptqConfig", llmcompressor.GPTQ_SCHEMES, "rounding errors corrected column by column"),
+    _llmcompressor("fp8", "Fp8Config", llmcompressor.FP8_SCHEMES, "8-bit floats for weights and activations"),
+    Quantizer(
+        name="gptqmodel_gptq",
+        version=1,
+        summary="GPTQ in the classic format that most runtimes read",
+        config_type="pipelines.quantize.gptqmodel:GptqModelConfig",
+        function="pipelines.quantize.gptqmodel_run:run",
+        packages=("gptqmodel", "transformers", "torch"),
+        schemes=gptqmodel.SCHEMES,
+        needs_calibration=_always,
+    ),
+)
+
+QUANTIZERS: dict[str, Quantizer] = {row.name: row for row in _ROWS}
