@@ -31,7 +31,7 @@ __all__ = ["CalibrationConfig", "Leak", "leaks", "load", "pinned", "run"]
 class CalibrationConfig(Strict):
     """What quantizers are shown."""
 
-    unkeyed: ClassVar[frozenset[str]] = frozenset({"held_out"})
+    unkeyed: ClassVar[frozenset[str]] = frozenset({"source", "held_out"})
 
     source: str = Field(description="a JSONL file whose rows have `messages` or `text`, or the name of a hub data set")
     subset: str | None = Field(default=None, description="of a hub data set: its configuration")
@@ -49,16 +49,18 @@ class CalibrationConfig(Strict):
         default=(), description="items.jsonl of the eval sets that must share no text with it"
     )
     ngram: int = Field(default=13, ge=3, description="words in a row that count as shared")
-    digest: str = Field(
-        default="", description="filled in when planning: what the source and the held-out sets contain"
-    )
+    digest: str = Field(default="", description="filled in when planning: what the source contains")
 
 
 def pinned(config: CalibrationConfig) -> CalibrationConfig:
-    """Resolve paths and fix the content they have now, so that the key follows the text and not its place.
+    """Resolve paths, and fix the content the source has now, so that the key follows the text and not its place.
+
+    Eval sets are looked through here, each time anew, and do not enter the key: one more item in one of them must
+    not make every variant again.
 
     Raises:
         ConfigError: a file that is not there.
+        InputError: the source cannot be read, or shares text with an eval set.
     """
     given = {"calibration.source": config.source} if _is_file(config.source) else {}
     given |= {f"calibration.held_out[{k}]": path for k, path in enumerate(config.held_out)}
@@ -69,10 +71,13 @@ def pinned(config: CalibrationConfig) -> CalibrationConfig:
     ]
     if missing:
         raise ConfigError(missing)
-    digest = hashlib.sha256(json.dumps({k: text_sha256(find(p)) for k, p in given.items()}).encode()).hexdigest()
-    source = str(find(config.source)) if _is_file(config.source) else config.source
-    held_out = tuple(str(find(p)) for p in config.held_out)
-    return config.model_copy(update={"source": source, "held_out": held_out, "digest": digest})
+    held_out = tuple(str(find(path)) for path in config.held_out)
+    if not _is_file(config.source):
+        return config.model_copy(update={"held_out": held_out, "digest": config.source})
+    source = find(config.source)
+    fixed = config.model_copy(update={"source": str(source), "held_out": held_out, "digest": text_sha256(source)})
+    _refuse_leaks(fixed, _read(fixed))
+    return fixed
 
 
 def run(config: CalibrationConfig, out: Path, *, checkpoint: Path) -> dict[str, str | int]:
