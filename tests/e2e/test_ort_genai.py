@@ -39,24 +39,32 @@ def rtn(base_checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) -> Vari
     def make(
         weights: dict[str, object] | None = None, scheme: str = "", ignore: tuple[str, ...] = ("lm_head",)
     ) -> Path:
-        from compressed_tensors.quantization import QuantizationArgs, QuantizationScheme
-        from llmcompressor import oneshot
-        from llmcompressor.modifiers.quantization import QuantizationModifier
         from transformers import AutoModelForCausalLM, AutoTokenizer
 
-        if weights is None:
-            modifier = QuantizationModifier(targets=["Linear"], scheme=scheme, ignore=list(ignore))
-        else:
-            group = QuantizationScheme(targets=["Linear"], weights=QuantizationArgs(**weights))
-            modifier = QuantizationModifier(config_groups={"group_0": group}, ignore=list(ignore))
         model = AutoModelForCausalLM.from_pretrained(base_checkpoint, dtype="bfloat16")
-        oneshot(model=model, recipe=modifier)
+        _round(model, weights, scheme, ignore)
         out = tmp_path_factory.mktemp("variant")
         model.save_pretrained(out, save_compressed=True)
         AutoTokenizer.from_pretrained(base_checkpoint).save_pretrained(out)
         return out
 
     return make
+
+
+def _round(
+    model: object, weights: dict[str, object] | None, scheme: str = "", ignore: tuple[str, ...] = ("lm_head",)
+) -> None:
+    """Round a model's linear layers to nearest with llm-compressor, no data needed."""
+    from compressed_tensors.quantization import QuantizationArgs, QuantizationScheme
+    from llmcompressor import oneshot
+    from llmcompressor.modifiers.quantization import QuantizationModifier
+
+    if weights is None:
+        modifier = QuantizationModifier(targets=["Linear"], scheme=scheme, ignore=list(ignore))
+    else:
+        group = QuantizationScheme(targets=["Linear"], weights=QuantizationArgs(**weights))
+        modifier = QuantizationModifier(config_groups={"group_0": group}, ignore=list(ignore))
+    oneshot(model=model, recipe=modifier)
 
 
 @pytest.fixture(scope="session")
@@ -234,26 +242,37 @@ def _copy(checkpoint: Path, out: Path, changes: dict[str, object]) -> Path:
     return out
 
 
-ARCHITECTURES = {
+ARCHITECTURES: dict[str, dict[str, object]] = {
     "llama": {},
     "mistral": {"sliding_window": None},
     "qwen2": {},
     "qwen3": {"head_dim": 32},
-    "smollm3": {"no_rope_layers": [1, 0], "layer_types": ["full_attention"] * 2, "pad_token_id": 0},
-    "olmo": {},
     "granite": {},
     "gemma": {"head_dim": 32},
     "gemma2": {"head_dim": 32, "sliding_window": 4096},
 }
 
 
+@pytest.mark.parametrize("quantized", [False, True], ids=["plain", "w4"])
 @pytest.mark.parametrize("kind", ARCHITECTURES)
-def test_each_listed_architecture_exports_and_computes(kind: str, base_checkpoint: Path, tmp_path: Path) -> None:
+def test_each_listed_architecture_exports_and_computes(
+    kind: str, quantized: bool, base_checkpoint: Path, tmp_path: Path
+) -> None:
     """A two-layer random model of every architecture on the list: engine logits equal transformers' to 1e-3."""
+    from pipelines.engine.ort_builder import build_graph
+
+    variant, out = _random_model(kind, quantized, base_checkpoint, tmp_path / "variant"), tmp_path / "out"
+    out.mkdir()
+    loaded = load_dense(variant, lazily=True)
+    nodes = build_graph(variant, out, loaded.model, open_quantized(variant), 1)
+    assert ("/model/layers.0/attn/qkv_proj/MatMulNBits" in nodes) == quantized
+    row = np.arange(3, 43, dtype=np.int32)
+    np.testing.assert_allclose(logits(loaded, row)[0], engine_logits(open_engine(out, 2), row), rtol=0, atol=1e-3)
+
+
+def _random_model(kind: str, quantized: bool, base: Path, out: Path) -> Path:
     import torch
     import transformers
-
-    from pipelines.engine.ort_builder import build_graph
 
     shape = {
         "vocab_size": 49152, "hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2,
@@ -261,14 +280,15 @@ def test_each_listed_architecture_exports_and_computes(kind: str, base_checkpoin
         "bos_token_id": 1, "eos_token_id": 2,
     } | ARCHITECTURES[kind]  # fmt: skip
     torch.manual_seed(0)
-    config = transformers.AutoConfig.for_model(kind, **shape)
-    model = transformers.AutoModelForCausalLM.from_config(config)
-    variant, out = tmp_path / "variant", tmp_path / "out"
-    model.save_pretrained(variant)
+    model = transformers.AutoModelForCausalLM.from_config(transformers.AutoConfig.for_model(kind, **shape))
+    for name, parameter in model.named_parameters():
+        if name.endswith("bias"):
+            torch.nn.init.normal_(parameter)
+    model.save_pretrained(out)
     for name in ("tokenizer.json", "tokenizer_config.json"):
-        shutil.copyfile(base_checkpoint / name, variant / name)
-    out.mkdir()
-    loaded = load_dense(variant, lazily=True)
-    build_graph(variant, out, loaded.model, open_quantized(variant), 1)
-    row = np.arange(3, 43, dtype=np.int32)
-    np.testing.assert_allclose(logits(loaded, row)[0], engine_logits(open_engine(out, 2), row), rtol=0, atol=1e-3)
+        shutil.copyfile(base / name, out / name)
+    if quantized:
+        saved = transformers.AutoModelForCausalLM.from_pretrained(out)
+        _round(saved, _weights(group=32))
+        saved.save_pretrained(out, save_compressed=True)
+    return out
