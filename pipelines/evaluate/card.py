@@ -13,6 +13,7 @@ from pydantic import BaseModel, Field, ValidationError
 from pipelines.config import Strict, problems_of
 
 M = TypeVar("M", bound=BaseModel)
+Loader: type[yaml.SafeLoader] = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # ten times as fast where it is built
 Family = Literal["strict", "standard", "loose", "perplexity"]
 
 
@@ -74,9 +75,7 @@ def read_card(path: Path, problems: list[str]) -> tuple[Card | None, ItemRules]:
     return (checked(Card, data, path, problems) if data else None), rules
 
 
-def read_yaml(
-    path: Path, problems: list[str], loader: type[yaml.SafeLoader] = yaml.SafeLoader
-) -> dict[str, object] | None:
+def read_yaml(path: Path, problems: list[str], loader: type[yaml.SafeLoader] = Loader) -> dict[str, object] | None:
     """Read a YAML mapping; a syntax error is told with its line."""
     try:
         data = yaml.load(path.read_text(encoding="utf-8"), Loader=loader)

@@ -101,8 +101,10 @@ class Evalset:
             return self.name
         data = scratch / ITEMS
         data.write_text("".join(item.line + "\n" for item in self.drawn), encoding="utf-8")
-        source = {"dataset_path": "json", "dataset_kwargs": {"data_files": {"test": str(data)}}}
-        return taskfile.resolved(self.task, self.directory) | source | {"task": self.name}
+        # `datasets` would leave a copy of every draw in its cache for ever
+        source = {"data_files": {"test": str(data)}, "cache_dir": str(scratch / "cache")}
+        made = taskfile.resolved(self.task, self.directory)
+        return made | {"task": self.name, "dataset_path": "json", "dataset_kwargs": source}
 
 
 def load(config: EvalsetConfig) -> Evalset:

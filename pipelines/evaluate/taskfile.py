@@ -13,7 +13,7 @@ from pathlib import Path
 import yaml
 
 from pipelines.errors import InputError, closest
-from pipelines.evaluate.card import read_yaml
+from pipelines.evaluate.card import Loader, read_yaml
 
 NAME = "task.yaml"
 OUTPUT_TYPES = ("multiple_choice", "generate_until", "loglikelihood", "loglikelihood_rolling")
@@ -30,7 +30,7 @@ class Function:
         return self.name.rpartition(".")[0]
 
 
-class _Loader(yaml.SafeLoader):
+class _Loader(Loader):  # type: ignore[valid-type,misc]
     """Reads `!function` tags."""
 
 
