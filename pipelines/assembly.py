@@ -15,12 +15,10 @@ from pydantic import BaseModel
 from pipelines.campaign import Campaign, Engine, Variant
 from pipelines.config import find
 from pipelines.decide.stage import CandidateInput, DecisionConfig
-from pipelines.evaluate.evalset import Evalset
 from pipelines.evaluate.harness import ScoresConfig
 from pipelines.flow import toolchain
 from pipelines.flow.device import describe
 from pipelines.flow.stage import Stage, Step
-from pipelines.intake.calibration import pinned
 from pipelines.intake.digests import text_sha256
 from pipelines.quantize.reference import ReferenceConfig
 from pipelines.quantize.table import Quantizer
@@ -67,6 +65,8 @@ DECISION = Stage(
 )
 REPORT = Stage("report", "report", 1, "pipelines.track.report:run", "pipelines.track.report:ReportConfig")
 TRACK = Stage("track", "track", 1, "pipelines.track.runs:run", "pipelines.track.runs:TrackingConfig", ("mlflow",))
+
+Inputs = Mapping[str, Step | tuple[Step, ...]]
 
 # Seconds on a machine that has not run a stage yet; afterwards its own last run is the estimate.
 _FIRST_GUESS = {
@@ -125,9 +125,10 @@ class _Assembly:
         stage: Stage,
         label: str,
         config: BaseModel,
+        inputs: Inputs,
+        *,
         size: float = 0,
         batch: str | None = None,
-        **inputs: Step | tuple[Step, ...],
     ) -> Step:
         device = describe() if stage.device_bound else None
         seconds = self.timings.get(stage.name, _FIRST_GUESS.get(stage.kind, 5.0))
@@ -137,19 +138,19 @@ class _Assembly:
     def base(self) -> Step:
         inspected = self.campaign.base
         copied = inspected.parameters * 2 if inspected.config.kind == "gguf" else 0
-        return self.step(CHECKPOINT, "checkpoint", inspected.config, copied)
+        return self.step(CHECKPOINT, "checkpoint", inspected.config, {}, size=copied)
 
     @cached_property
     def calibration(self) -> Step:
-        return self.step(CALIBRATION, "calibration", pinned(self.campaign.config.calibration), checkpoint=self.base)
+        return self.step(CALIBRATION, "calibration", self.campaign.calibration, {"checkpoint": self.base})
 
     def quantized(self, variant: Variant) -> Step:
         row = variant.row
-        inputs = {"checkpoint": self.base}
+        inputs: dict[str, Step] = {"checkpoint": self.base}
         if row.needs_calibration(variant.config):
             inputs["calibration"] = self.calibration
-        size = self.campaign.base.parameters * variant.scheme.weight_bits / 8 if variant.scheme.quantized else 0
-        return self.step(_quantizer_stage(row), f"variant {variant.name}", variant.config, size, **inputs)
+        size = self.weight_bytes(variant, other=2) if variant.scheme.quantized else 0
+        return self.step(_quantizer_stage(row), f"variant {variant.name}", variant.config, inputs, size=size)
 
     def checked(self, variant: Variant, quantized: Step, baseline: Step | None) -> Step:
         held_out = self.campaign.config.held_out
@@ -161,23 +162,32 @@ class _Assembly:
             length=held_out.length,
             max_ratio=held_out.max_ratio,
         )
-        base = {} if baseline is None else {"base": baseline}
-        return self.step(REFERENCE, f"reload {variant.name}", config, variant=quantized, **base)
+        inputs = {"variant": quantized} | ({} if baseline is None else {"base": baseline})
+        return self.step(REFERENCE, f"reload {variant.name}", config, inputs)
 
     def built(self, label: str, engine: Engine, variant: Variant, quantized: Step, checked: Step) -> Step:
         row = engine.row
         stage = Stage("engine", f"engine.{row.name}", row.version, row.build, row.config_type, row.packages)
-        bits = min(variant.scheme.weight_bits, 32)
-        size = self.campaign.base.parameters * (
-            bits / 8 if 2 <= bits <= 8 and variant.scheme.weight_type == "int" else 4
-        )
-        return self.step(stage, f"engine {label}", engine.config, size, variant=quantized, reference=checked)
+        inputs = {"variant": quantized, "reference": checked}
+        return self.step(stage, f"engine {label}", engine.config, inputs, size=self.weight_bytes(variant, other=4))
+
+    def weight_bytes(self, variant: Variant, other: int) -> float:
+        """Estimate what a variant's weights take: linear layers by their scheme, the rest at `other` bytes each."""
+        base, scheme = self.campaign.base, variant.scheme
+        linear = sum(out * into for out, into in base.linear_shapes.values())
+        carried = scheme.quantized and (scheme.weight_type == "int" or other == 2)
+        each = scheme.weight_bits / 8 + (4 / scheme.group_size if scheme.group_size else 0) if carried else other
+        return linear * each + (base.parameters - linear) * other
 
     def scored(self, label: str, built: Step) -> dict[str, Step]:
         """Scores of one engine share a process, and with it imports and the running engine."""
         return {
             e.name: self.step(
-                SCORES, f"score {label} on {e.name}", _scores_config(e), 1e6, f"score {built.key}", engine=built
+                SCORES,
+                f"score {label} on {e.name}",
+                ScoresConfig(evalset=e.config, digest=e.digest),
+                {"engine": built},
+                batch=f"score {built.key}",
             )
             for e in self.campaign.evalsets
         }
@@ -193,22 +203,12 @@ def assemble(campaign: Campaign, failures: Mapping[str, str], timings: Mapping[s
     alive = tuple(c for c in candidates if c.failure(failures) is None)
     latency = _latency(this, alive)
     decision = _decision(this, candidates, alive, latency)
-    measured = {} if latency is None else {"latency": latency}
-    report = this.step(
-        REPORT, "report", ReportConfig(title=campaign.config.campaign), 1e6, decision=decision, **measured
-    )
+    evidence: dict[str, Step] = {"decision": decision} | ({} if latency is None else {"latency": latency})
+    report = this.step(REPORT, "report", ReportConfig(title=campaign.config.campaign), evidence)
     scores = tuple(s for c in alive for s in c.scores.values())
     engines = tuple(c.built for c in alive)
-    track = this.step(
-        TRACK,
-        "track in MLflow",
-        _track_config(campaign),
-        decision=decision,
-        report=report,
-        engines=engines,
-        scores=scores,
-        **measured,
-    )
+    shown: Inputs = {**evidence, "report": report, "engines": engines, "scores": scores}
+    track = this.step(TRACK, "track in MLflow", _track_config(campaign), shown)
     return Assembled(this.base, candidates, latency, decision, report, track)
 
 
@@ -230,10 +230,6 @@ def _quantizer_stage(row: Quantizer) -> Stage:
     return Stage("variant", f"variant.{row.name}", row.version, row.function, row.config_type, (*_TORCH, *row.packages))
 
 
-def _scores_config(evalset: Evalset) -> ScoresConfig:
-    return ScoresConfig(evalset=evalset.config, digest=evalset.digest)
-
-
 def _latency(this: _Assembly, alive: tuple[CandidateSteps, ...]) -> Step | None:
     """One probe of all engines, so that their blocks are interleaved in time."""
     if not alive:
@@ -247,7 +243,7 @@ def _latency(this: _Assembly, alive: tuple[CandidateSteps, ...]) -> Step | None:
             "threads": given.threads or this.campaign.threads,
         }
     )
-    step = this.step(LATENCY, "latency of all engines", config, 2e6, engines=tuple(c.built for c in alive))
+    step = this.step(LATENCY, "latency of all engines", config, {"engines": tuple(c.built for c in alive)})
     return None if step.key in this.failures else step
 
 
@@ -269,16 +265,14 @@ def _decision(
         eval_sets=dict(campaign.cards),
         base=_base_facts(campaign),
     )
-    return this.step(
-        DECISION,
-        "decision",
-        config,
-        1e5,
-        scores=tuple(s for c in alive for s in c.scores.values()),
-        engines=tuple(c.built for c in alive),
-        variants=tuple({c.quantized.key: c.quantized for c in alive}.values()),
-        **({} if latency is None else {"latency": latency}),
-    )
+    inputs: dict[str, Step | tuple[Step, ...]] = {
+        "scores": tuple(s for c in alive for s in c.scores.values()),
+        "engines": tuple(c.built for c in alive),
+        "variants": tuple({c.quantized.key: c.quantized for c in alive}.values()),
+    }
+    if latency is not None:
+        inputs["latency"] = latency
+    return this.step(DECISION, "decision", config, inputs)
 
 
 def _candidate_input(c: CandidateSteps, failures: Mapping[str, str]) -> CandidateInput:

@@ -20,7 +20,7 @@ from pipelines.evaluate.evalset import load as load_evalset
 from pipelines.flow.device import describe
 from pipelines.flow.stage import resolve
 from pipelines.flow.store import Fact
-from pipelines.intake.calibration import CalibrationConfig
+from pipelines.intake.calibration import CalibrationConfig, pinned
 from pipelines.intake.checkpoint import CheckpointConfig, Inspected, inspect
 from pipelines.intake.digests import DigestCache
 from pipelines.probe.config import ProbeConfig
@@ -34,19 +34,19 @@ class Paths(Strict):
     """Where artifacts go."""
 
     store: str = Field(
-        "engines_out", description="artifact store; one directory per artifact, safe to share between runs"
+        default="engines_out", description="artifact store; one directory per artifact, safe to share between runs"
     )
-    ledger: str = Field("mlruns/ledger.jsonl", description="append-only record of promotions and rollbacks")
+    ledger: str = Field(default="mlruns/ledger.jsonl", description="append-only record of promotions and rollbacks")
 
 
 class HeldOut(Strict):
     """The text every variant and engine is checked on before it is scored, and how far perplexity may rise."""
 
     text: str
-    windows: int = Field(4, ge=1)
-    length: int = Field(512, ge=16)
+    windows: int = Field(default=4, ge=1)
+    length: int = Field(default=512, ge=16)
     max_ratio: float = Field(
-        3.0, gt=1, description="a variant whose perplexity is above this times the base's is noise"
+        default=3.0, gt=1, description="a variant whose perplexity is above this times the base's is noise"
     )
 
 
@@ -54,17 +54,19 @@ class Tracking(Strict):
     """Where results are shown."""
 
     uri: str = Field(
-        "sqlite:///mlruns/mlflow.db", description="any MLflow tracking URI; sqlite paths are relative to here"
+        default="sqlite:///mlruns/mlflow.db", description="any MLflow tracking URI; sqlite paths are relative to here"
     )
-    experiment: str = Field("", description="MLflow experiment; empty means the campaign's name")
-    registered_model: str = Field("", description="registry name of promoted engines; empty means the campaign's name")
+    experiment: str = Field(default="", description="MLflow experiment; empty means the campaign's name")
+    registered_model: str = Field(
+        default="", description="registry name of promoted engines; empty means the campaign's name"
+    )
 
 
 class Executor(Strict):
     """How stages run on this machine."""
 
-    threads: int | None = Field(None, ge=1, description="threads for stages and servers; null means every core")
-    offline: bool = Field(False, description="forbid stages to reach a model hub")
+    threads: int | None = Field(default=None, ge=1, description="threads for stages and servers; null means every core")
+    offline: bool = Field(default=False, description="forbid stages to reach a model hub")
 
 
 class CampaignConfig(Strict):
@@ -79,7 +81,7 @@ class CampaignConfig(Strict):
     held_out: HeldOut
     probe: ProbeConfig
     gate: GateConfig
-    reference: str = Field("baseline", description="the variant every other one is compared with")
+    reference: str = Field(default="baseline", description="the variant every other one is compared with")
     tracking: Tracking = Tracking()
     paths: Paths = Paths()
     executor: Executor = Executor()
@@ -111,6 +113,7 @@ class Campaign:
 
     config: CampaignConfig
     base: Inspected
+    calibration: CalibrationConfig
     variants: tuple[Variant, ...]
     engines: tuple[Engine, ...]
     evalsets: tuple[Evalset, ...]
@@ -133,6 +136,7 @@ def open_campaign(data: Mapping[str, Any]) -> Campaign:
     variants = _variants(config, engines, problems)
     evalsets = _evalsets(config, problems)
     base = _base(config, problems)
+    calibration = _calibration(config, evalsets, problems)
     if config.reference not in config.variant:
         problems.append(
             Problem(
@@ -144,10 +148,10 @@ def open_campaign(data: Mapping[str, Any]) -> Campaign:
         for variant in variants:
             problems += _misfits(variant, base)
             problems += _preflight(variant, engines, base)
-    if problems or base is None:
+    if problems or base is None or calibration is None:
         raise ConfigError(problems)
     cards = {e.name: EvalCard.model_validate(e.gate_card()) for e in evalsets}
-    return Campaign(config, base, tuple(variants), tuple(engines), tuple(evalsets), cards)
+    return Campaign(config, base, calibration, tuple(variants), tuple(engines), tuple(evalsets), cards)
 
 
 def _base(config: CampaignConfig, problems: list[Problem]) -> Inspected | None:
@@ -155,6 +159,19 @@ def _base(config: CampaignConfig, problems: list[Problem]) -> Inspected | None:
         return inspect(config.checkpoint, DigestCache(Path(config.paths.store).resolve() / ".digests.json"))
     except InputError as error:
         problems.append(_said("checkpoint.source", config.checkpoint.source, error))
+    return None
+
+
+def _calibration(config: CampaignConfig, evalsets: list[Evalset], problems: list[Problem]) -> CalibrationConfig | None:
+    """The calibration set with its content fixed, after proving that no eval set of this campaign shares text with it."""
+    scored = tuple(str(e.items_path) for e in evalsets if e.items_path is not None)
+    held_out = (*config.calibration.held_out, *scored, config.held_out.text)
+    try:
+        return pinned(config.calibration.model_copy(update={"held_out": held_out}))
+    except ConfigError as error:
+        problems += error.problems
+    except InputError as error:
+        problems.append(_said("calibration.source", config.calibration.source, error))
     return None
 
 

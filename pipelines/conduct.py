@@ -97,7 +97,8 @@ def conduct(campaign: Campaign, store: Store, until: Until, watch: Watch) -> Con
 
 def _rounds(until: Until) -> tuple[Until, ...]:
     """Failures of one round change the steps of the next, so what depends on all candidates comes later."""
-    return ("score", "probe", "decide", "run")[: ("score", "probe", "decide", "run").index(until) + 1]
+    order: tuple[Until, ...] = ("score", "probe", "decide", "run")
+    return order[: order.index(until) + 1]
 
 
 def _failures(outcomes: Mapping[str, Outcome]) -> dict[str, str]:

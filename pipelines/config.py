@@ -31,7 +31,7 @@ class Strict(BaseModel):
 def keyed(value: object) -> object:
     """The plain data of a config that enters a key: everything but `unkeyed` fields, at any depth."""
     if isinstance(value, BaseModel):
-        hidden = getattr(value, "unkeyed", frozenset())
+        hidden: frozenset[str] = getattr(value, "unkeyed", frozenset())
         return {name: keyed(getattr(value, name)) for name in type(value).model_fields if name not in hidden}
     if isinstance(value, dict):
         return {str(k): keyed(v) for k, v in value.items()}

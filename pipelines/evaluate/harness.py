@@ -55,15 +55,12 @@ class _Server:
 _server = _Server()
 
 
-def run(config: ScoresConfig, out: Path, *, engine: Path, leaks: Path | None = None) -> dict[str, Fact]:
+def run(config: ScoresConfig, out: Path, *, engine: Path) -> dict[str, Fact]:
     """Score an engine on an eval set and write items.parquet.
-
-    `leaks` is the record that the eval set shares no text with the calibration set; that it exists is what counts.
 
     Raises:
         EvidenceError: the eval set changed since it was planned, or an item came back without a usable score.
     """
-    del leaks
     evalset = load(config.evalset)
     if evalset.digest != config.digest:
         raise EvidenceError(f"evalset.{evalset.name}: changed since this campaign was planned; run it again")

@@ -31,9 +31,9 @@ class CheckpointConfig(Strict):
     """Where the base checkpoint comes from."""
 
     source: str = Field(description="a local Hugging Face directory, a .gguf file, or a hub id (owner/name)")
-    revision: str | None = Field(None, description="for a hub id: the commit, 40 hex digits; a branch can move")
-    licence: str = Field("", description="SPDX id, or empty to read it from the checkpoint's own files")
-    note: str = Field("", description="what a reader of the report must know about this base")
+    revision: str | None = Field(default=None, description="for a hub id: the commit, 40 hex digits; a branch can move")
+    licence: str = Field(default="", description="SPDX id, or empty to read it from the checkpoint's own files")
+    note: str = Field(default="", description="what a reader of the report must know about this base")
 
 
 class ImportConfig(Strict):
@@ -120,13 +120,9 @@ def _fetch(config: CheckpointConfig) -> Path:
 def _inspect_gguf(path: Path, config: CheckpointConfig, cache: DigestCache) -> Inspected:
     if not path.is_file():
         raise InputError(f"checkpoint.source={config.source!r}: no such file ({path})")
-    header = gguf.read_header(path)
-    imported = ImportConfig(
-        kind="gguf",
-        source=str(path),
-        digest=cache.of_all([path], path.parent),
-        licence=config.licence or header.licence,
-    )
+    digest = cache.of_all([path], path.parent)
+    header = gguf.GgufHeader.model_validate(cache.found_in(digest, lambda: gguf.read_header(path).model_dump()))
+    imported = ImportConfig(kind="gguf", source=str(path), digest=digest, licence=config.licence or header.licence)
     return Inspected(
         imported,
         gguf.TRANSFORMERS_NAMES.get(header.architecture, header.architecture),

@@ -5,19 +5,23 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
+from typing import Any
 
 from pipelines.flow import progress
 from pipelines.flow.store import digest_of, sha256_of
 
 
 class DigestCache:
-    """A JSON file from path to (size, mtime, inode, sha256); losing it costs time, never correctness."""
+    """A JSON file from path to (size, mtime, inode, sha256), and from digest to what a slow reader found there.
+
+    Losing it costs time, never correctness.
+    """
 
     def __init__(self, path: Path) -> None:
         self._path = path
-        self._known: dict[str, list[object]] = {}
+        self._known: dict[str, list[object] | dict[str, Any]] = {}
         try:
             loaded = json.loads(path.read_text())
         except (OSError, ValueError):
@@ -45,6 +49,16 @@ class DigestCache:
             digests[file.relative_to(root).as_posix()] = self.of(file)
         self._save()
         return digest_of(digests)
+
+    def found_in(self, digest: str, read: Callable[[], Mapping[str, Any]]) -> Mapping[str, Any]:
+        """What `read` finds in the content with this digest: plain data, read once."""
+        known = self._known.get(f"content {digest}")
+        if isinstance(known, dict):
+            return known
+        found = dict(read())
+        self._known[f"content {digest}"] = found
+        self._save()
+        return found
 
     def _save(self) -> None:
         """Write through a file of its own and rename, so that a reader never sees half of it."""

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from pipelines.config import Strict
 from pipelines.errors import InputError
 
 # What GGUF calls an architecture, and the class transformers dequantizes it into.
@@ -31,13 +30,12 @@ _LINEAR = {
 }
 
 
-@dataclass(frozen=True, slots=True)
-class GgufHeader:
+class GgufHeader(Strict):
     """What a GGUF file says of itself."""
 
     architecture: str
     licence: str
-    linear_shapes: Mapping[str, tuple[int, int]]
+    linear_shapes: dict[str, tuple[int, int]]
     parameters: int
     hidden_size: int
     layers: int

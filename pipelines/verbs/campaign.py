@@ -197,7 +197,7 @@ def _show_decision(done: Conducted, decision: Decision, store: Store) -> dict[st
     if done.state(done.assembled.track) in ("made", "reused"):
         facts = manifest(store.path("track", done.assembled.track.key)).facts
         say.print(f"MLflow:   {facts.get('link')}  (start it with `quantgate ui`)", markup=False)
-        document["link"] = facts.get("link")
+        document["link"] = str(facts.get("link"))
     return document
 
 

@@ -20,9 +20,14 @@ from pipelines.intake.imported import run as import_checkpoint
 def make(path: Path, **tensors: np.ndarray) -> Path:
     """A checkpoint directory with the given tensors, or two small ones."""
     path.mkdir(parents=True, exist_ok=True)
-    given = tensors or {"model.layers.0.mlp.up_proj.weight": np.ones((8, 4), np.float32), "norm": np.ones(4, np.float32)}
+    given = tensors or {
+        "model.layers.0.mlp.up_proj.weight": np.ones((8, 4), np.float32),
+        "norm": np.ones(4, np.float32),
+    }
     save_file(given, path / "model.safetensors")
-    (path / "config.json").write_text(json.dumps({"model_type": "llama", "architectures": ["LlamaForCausalLM"], "hidden_size": 4}))
+    (path / "config.json").write_text(
+        json.dumps({"model_type": "llama", "architectures": ["LlamaForCausalLM"], "hidden_size": 4})
+    )
     (path / "tokenizer.json").write_text("{}")
     return path
 

@@ -23,8 +23,8 @@ LEVEL = {
 # What each side may know of a neighbour of its own level.
 ALLOWED = {("decide", "probe"): {"pipelines.probe.latency"}, ("release", "track"): None, ("track", "release"): None}
 VENDORS = {
-    "torch", "transformers", "onnx", "onnxruntime", "onnxruntime_genai", "onnx_ir", "llmcompressor", "compressed_tensors",
-    "gptqmodel", "lm_eval", "datasets", "mlflow", "pandas", "matplotlib", "huggingface_hub", "gguf", "optimum",
+    "torch", "transformers", "onnx", "onnxruntime", "onnxruntime_genai", "onnx_ir", "llmcompressor",
+    "compressed_tensors", "gptqmodel", "lm_eval", "datasets", "mlflow", "pandas", "matplotlib", "huggingface_hub", "gguf", "optimum",
 }  # fmt: skip
 ONLY_IN = {"mlflow": {"track", "release"}}
 # Only a stage's process imports these, from inside a function; they may open their vendor at once.
