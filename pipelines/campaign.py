@@ -163,7 +163,7 @@ def _base(config: CampaignConfig, problems: list[Problem]) -> Inspected | None:
 
 
 def _calibration(config: CampaignConfig, evalsets: list[Evalset], problems: list[Problem]) -> CalibrationConfig | None:
-    """The calibration set with its content fixed, after proving that no eval set of this campaign shares text with it."""
+    """The calibration set with its content fixed, after proving that no eval set shares text with it."""
     scored = tuple(str(e.items_path) for e in evalsets if e.items_path is not None)
     held_out = (*config.calibration.held_out, *scored, config.held_out.text)
     try:

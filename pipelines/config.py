@@ -1,11 +1,10 @@
-"""The only door from Hydra/OmegaConf YAML to strict, frozen pydantic models.
+"""Strict, frozen pydantic models of everything configured, read or written.
 
-`compose` gives plain data, `parse` gives a model or one ConfigError that lists every problem.
+`parse` gives a model or one ConfigError that lists every problem; `keyed` what of a config enters an artifact's key.
 """
 
 from __future__ import annotations
 
-import re
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, ClassVar, TypeVar
@@ -51,27 +50,6 @@ def find(path: str) -> Path:
         if shipped.exists():
             return shipped.resolve()
     return here.resolve()
-
-
-def compose(overrides: Sequence[str], config_dir: Path | None = None) -> dict[str, Any]:
-    """Compose conf/config.yaml with Hydra overrides into plain data, interpolations resolved.
-
-    Raises:
-        ConfigError: an override that names no group, option or key, with the closest match.
-    """
-    from hydra import compose as hydra_compose
-    from hydra import initialize_config_dir
-    from hydra.errors import HydraException
-    from omegaconf import OmegaConf
-    from omegaconf.errors import OmegaConfBaseException
-
-    try:
-        with initialize_config_dir(str(config_dir or CONF_DIR), version_base="1.3", job_name="quantgate"):
-            composed = hydra_compose("config", list(overrides))
-        data = OmegaConf.to_container(composed, resolve=True, throw_on_missing=True)
-    except (HydraException, OmegaConfBaseException) as error:
-        raise ConfigError(_explain(error, overrides, config_dir or CONF_DIR)) from None
-    return {str(k): v for k, v in data.items()} if isinstance(data, dict) else {}
 
 
 def parse(model: type[M], data: object, prefix: str = "") -> M:
@@ -120,45 +98,3 @@ def _fields_at(model: type[BaseModel], path: Sequence[str]) -> list[str]:
 def _types_in(annotation: Any) -> list[Any]:
     inner = [t for a in getattr(annotation, "__args__", ()) for t in _types_in(a)]
     return [annotation, *inner]
-
-
-def _explain(error: Exception, overrides: Sequence[str], config_dir: Path) -> str:
-    """Hydra's own words in one line, and for an unknown group or option what there is, nearest first."""
-    text = " ".join(str(error).split())
-    groups = sorted(p.name for p in config_dir.iterdir() if p.is_dir())
-    for override in overrides:
-        name, _, value = override.lstrip("+~").partition("=")
-        if name in groups:
-            options = [p.stem for p in (config_dir / name).glob("*.yaml")]
-            wrong = [v for v in re.findall(r"[\w.-]+", value) if v not in options and v != "null"]
-            if wrong:
-                return f"{name}={value}: there is no {name} {wrong[0]!r}; {closest(wrong[0], options)}"
-        elif f"'{name}'" in text or f"{name} " in text or name in text:
-            top = groups if "." not in name else []
-            hint = f"; {closest(name, top)}" if top else ""
-            return f"{override}: {text.split(' Full list')[0]}{hint}"
-    return text
-
-
-def sweep(overrides: Sequence[str]) -> list[list[str]]:
-    """Every combination of comma-separated overrides (a=1,2 b=3,4 gives four lists), by Hydra's own grammar.
-
-    Raises:
-        ConfigError: an override that Hydra cannot parse.
-    """
-    import itertools
-
-    from hydra.core.override_parser.overrides_parser import OverridesParser
-    from hydra.errors import HydraException
-
-    try:
-        parsed = OverridesParser.create().parse_overrides(list(overrides))
-        choices = [
-            [f"{o.get_key_element()}={value}" for value in o.sweep_string_iterator()]
-            if o.is_sweep_override()
-            else [o.input_line or ""]
-            for o in parsed
-        ]
-    except HydraException as error:
-        raise ConfigError(" ".join(str(error).split())) from None
-    return [list(job) for job in itertools.product(*choices)]

@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any
 from pipelines import assembly, terminal
 from pipelines.campaign import Campaign, free_bytes, open_campaign
 from pipelines.cli import OUTCOME_CODES, Answer
+from pipelines.compose import compose, sweep
 from pipelines.conduct import Conducted, Timings, Until, conduct, goals
-from pipelines.config import compose, sweep
 from pipelines.decide.gate import Resolution, resolution
 from pipelines.decide.model import Decision
 from pipelines.errors import EvidenceError

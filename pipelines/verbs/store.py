@@ -11,7 +11,8 @@ from pathlib import Path
 from pipelines import terminal
 from pipelines.campaign import CampaignConfig, free_bytes
 from pipelines.cli import Answer
-from pipelines.config import compose, parse
+from pipelines.compose import compose
+from pipelines.config import parse
 from pipelines.flow.device import describe
 from pipelines.flow.store import Manifest, Store, manifest
 from pipelines.flow.store import verify as rehash

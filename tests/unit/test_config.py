@@ -7,7 +7,8 @@ from pathlib import Path
 import pytest
 from pydantic import Field
 
-from pipelines.config import Strict, compose, parse, sweep
+from pipelines.compose import compose, sweep
+from pipelines.config import Strict, parse
 from pipelines.errors import ConfigError, closest
 
 
@@ -61,7 +62,8 @@ def test_closest_puts_the_nearest_first() -> None:
         ("evalset=[support_intents]", "did you mean 'support_intent'"),
         ("experiment=dmo", "did you mean 'demo'"),
         ("evalsets=[support_intent]", "did you mean 'evalset'"),
-        ("gate.aplha=0.1", "gate.aplha"),
+        ("vairant.baseline.scheme=x", "did you mean 'variant'"),
+        ("gate.aplha=0.1", "did you mean 'alpha'"),
         ("variant=[", "variant=["),
     ],
 )

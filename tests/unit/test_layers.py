@@ -18,13 +18,14 @@ LEVEL = {
     "errors": -1, "config": 0, "flow": 1,
     "intake": 2, "quantize": 3, "engine": 4, "evaluate": 5, "probe": 5, "decide": 5,
     "track": 6, "release": 6,
-    "campaign": 7, "assembly": 8, "conduct": 9, "terminal": 7, "cli": 10, "verbs": 11,
+    "compose": 1, "campaign": 7, "assembly": 8, "conduct": 9, "terminal": 7, "cli": 10, "verbs": 11,
 }  # fmt: skip
 # What each side may know of a neighbour of its own level.
 ALLOWED = {("decide", "probe"): {"pipelines.probe.latency"}, ("release", "track"): None, ("track", "release"): None}
 VENDORS = {
     "torch", "transformers", "onnx", "onnxruntime", "onnxruntime_genai", "onnx_ir", "llmcompressor",
-    "compressed_tensors", "gptqmodel", "lm_eval", "datasets", "mlflow", "pandas", "matplotlib", "huggingface_hub", "gguf", "optimum",
+    "compressed_tensors", "gptqmodel", "lm_eval", "datasets", "mlflow", "pandas", "matplotlib", "huggingface_hub",
+    "gguf", "optimum",
 }  # fmt: skip
 ONLY_IN = {"mlflow": {"track", "release"}}
 # Only a stage's process imports these, from inside a function; they may open their vendor at once.

@@ -1,0 +1,190 @@
+"""Campaigns: what is asked for becomes steps; what is wrong is told at once, before any step runs."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from safetensors.numpy import save_file
+
+from pipelines.assembly import Assembled, absolute_uri, assemble
+from pipelines.campaign import Campaign, open_campaign
+from pipelines.compose import compose
+from pipelines.errors import ConfigError
+from pipelines.flow.plan import in_order
+
+Open = Callable[..., Campaign]
+
+
+@pytest.fixture
+def checkpoint(tmp_path: Path) -> Path:
+    """A checkpoint of one layer with the shapes that matter: width 576, as the demo's base has."""
+    path = tmp_path / "base"
+    path.mkdir()
+    wide = {name: np.zeros((8, 576), np.float16) for name in ("q_proj", "k_proj", "v_proj")}
+    tensors = {f"model.layers.0.self_attn.{name}.weight": value for name, value in wide.items()}
+    tensors |= {
+        "model.layers.0.mlp.down_proj.weight": np.zeros((4, 1536), np.float16),
+        "model.embed_tokens.weight": np.zeros((16, 576), np.float16),
+    }
+    save_file(tensors, path / "model.safetensors")
+    about = {"model_type": "llama", "architectures": ["LlamaForCausalLM"], "max_position_embeddings": 8192}
+    (path / "config.json").write_text(json.dumps(about))
+    (path / "tokenizer.json").write_text("{}")
+    return path
+
+
+@pytest.fixture
+def opened(checkpoint: Path, tmp_path: Path) -> Open:
+    """Open a campaign on that checkpoint, with a store of its own."""
+
+    def open_with(*overrides: str, **changes: Any) -> Campaign:
+        given = [f"checkpoint.source={checkpoint}", f"paths.store={tmp_path / 'store'}", *overrides]
+        return open_campaign(compose(given) | changes)
+
+    return open_with
+
+
+def problems(opened: Open, *overrides: str, **changes: Any) -> list[str]:
+    with pytest.raises(ConfigError) as caught:
+        opened(*overrides, **changes)
+    return [str(p) for p in caught.value.problems]
+
+
+def assembled(campaign: Campaign, failures: dict[str, str] | None = None) -> Assembled:
+    return assemble(campaign, failures or {}, {})
+
+
+def test_the_shipped_configuration_is_valid(opened: Open) -> None:
+    """Defaults and both experiments open without a problem."""
+    for overrides in ([], ["experiment=demo"], ["experiment=smoke"]):
+        assert opened(*overrides).variants
+
+
+def test_every_shipped_option_of_every_group_is_valid(opened: Open) -> None:
+    """All variants, engines, gates and probes in conf/ parse against their models."""
+    conf = Path(__file__).resolve().parents[2] / "conf"
+    names = {
+        group: sorted(p.stem for p in (conf / group).glob("*.yaml")) for group in ("variant", "engine", "gate", "probe")
+    }
+    assert opened(f"variant=[{','.join(names['variant'])}]", f"engine=[{','.join(names['engine'])}]").variants
+    for gate in names["gate"]:
+        assert opened(f"gate={gate}").config.gate
+    for probe in names["probe"]:
+        assert opened(f"probe={probe}").config.probe
+
+
+def test_problems_of_all_parts_are_told_at_once(opened: Open) -> None:
+    """A wrong option, an unknown quantizer, a group size that does not fit and a missing text come together."""
+    found = problems(
+        opened,
+        "+variant.baseline.typo=1",
+        "variant.awq_w4a16_g64.quantizer=llmcompressor_aqw",
+        "variant.gptq_w4a16_g64.scheme=W4A16_G128",
+        "held_out.text=nowhere.jsonl",
+        "reference=basline",
+    )
+    assert any("variant.baseline.typo" in p for p in found)
+    assert any("did you mean 'llmcompressor_awq'" in p for p in found)
+    assert any("variant.gptq_w4a16_g64.scheme" in p and "would fit all: G16, G32, G64" in p for p in found)
+    assert any(p.startswith("held_out.text") for p in found)
+    assert any("did you mean 'baseline'" in p for p in found)
+
+
+def test_a_broken_eval_set_is_told_with_its_line(opened: Open, tmp_path: Path) -> None:
+    """The file and line of a broken item reach the user."""
+    copy = tmp_path / "mine"
+    source = Path(__file__).resolve().parents[2] / "evalsets" / "support_intent"
+    copy.mkdir()
+    for file in source.iterdir():
+        if file.is_file():
+            (copy / file.name).write_bytes(file.read_bytes())
+    with (copy / "items.jsonl").open("a") as f:
+        f.write("{broken\n")
+    lines = len((copy / "items.jsonl").read_text().splitlines())
+    (found,) = problems(opened, f"evalset.support_intent.path={copy}")
+    assert f"items.jsonl:{lines}: is not JSON" in found
+
+
+def test_calibration_text_that_an_eval_set_holds_is_refused(opened: Open, tmp_path: Path) -> None:
+    """A calibration set made of eval items is a leak, named before anything runs."""
+    items = Path(__file__).resolve().parents[2] / "evalsets" / "passage_qa" / "items.jsonl"
+    rows = [json.loads(line)["passage"] for line in items.read_text().splitlines()]
+    (tmp_path / "leaky.jsonl").write_text("".join(json.dumps({"text": text}) + "\n" for text in rows))
+    (found,) = problems(opened, f"calibration.source={tmp_path / 'leaky.jsonl'}")
+    assert "passage_qa" in found
+
+
+def test_steps_run_upstream_first_and_shared_work_is_shared(opened: Open) -> None:
+    """One checkpoint, one calibration, one probe; a step for each variant, engine and score."""
+    campaign = opened("variant=[baseline,gptq_w4a16_g64,awq_w4a16_g64]")
+    kinds = [s.stage.kind for s in in_order([assembled(campaign).track])]
+    sets = len(campaign.evalsets)
+    expected = {
+        "checkpoint": 1, "calibration": 1, "variant": 3, "reference": 3, "engine": 3, "scores": 3 * sets,
+        "latency": 1, "decision": 1, "report": 1, "track": 1,
+    }  # fmt: skip
+    assert expected == {kind: kinds.count(kind) for kind in expected}
+    assert len(kinds) == sum(expected.values())
+    assert kinds.index("checkpoint") < kinds.index("variant") < kinds.index("engine") < kinds.index("scores")
+
+
+def test_variants_that_need_no_calibration_do_not_wait_for_it(opened: Open) -> None:
+    """Rounding and dynamic FP8 look at weights alone."""
+    campaign = opened("variant=[baseline,rtn_w4a16_g64,fp8_dynamic]")
+    assert "calibration" not in {s.stage.kind for s in in_order([assembled(campaign).track])}
+
+
+def test_an_engine_that_would_change_nothing_is_left_out(opened: Open) -> None:
+    """int8 activations make no difference to a baseline, so only the quantized variant gets that engine."""
+    campaign = opened("variant=[baseline,rtn_w4a16_g64]", "engine=[ort_genai,ort_genai_int8act]")
+    labels = [c.label for c in assembled(campaign).candidates]
+    assert ["baseline@ort_genai", "rtn_w4a16_g64@ort_genai", "rtn_w4a16_g64@ort_genai_int8act"] == labels
+
+
+def test_a_failed_variant_is_decided_on_as_failed(opened: Open) -> None:
+    """Its scores and engine leave the decision's inputs, its reason enters; the others keep their keys."""
+    campaign = opened("variant=[baseline,rtn_w4a16_g64]")
+    before = assembled(campaign)
+    lost = before.candidates[1].quantized
+    after = assembled(campaign, {lost.key: "no luck"})
+    (failed,) = [c for c in after.decision.config.candidates if c.status == "failed"]
+    assert ("rtn_w4a16_g64", "variant rtn_w4a16_g64: no luck") == (failed.label, failed.failure)
+    assert before.candidates[0].built.key == after.candidates[0].built.key
+    assert 1 == len(after.decision.inputs["engines"])
+    assert before.decision.key != after.decision.key
+
+
+def test_a_limit_changes_scores_and_nothing_before_them(opened: Open) -> None:
+    """Scoring fewer items makes no engine again, and leaves the other sets' scores."""
+    one, other = (assembled(opened("variant=[baseline]", f"evalset.support_intent.limit={n}")) for n in (10, 20))
+    assert one.candidates[0].built.key == other.candidates[0].built.key
+    assert one.candidates[0].scores["support_intent"].key != other.candidates[0].scores["support_intent"].key
+    assert one.candidates[0].scores["ticket_json"].key == other.candidates[0].scores["ticket_json"].key
+
+
+def test_the_same_text_elsewhere_gives_the_same_keys(opened: Open, checkpoint: Path, tmp_path: Path) -> None:
+    """A copied checkpoint is the same checkpoint."""
+    copy = tmp_path / "elsewhere"
+    copy.mkdir()
+    for file in checkpoint.iterdir():
+        (copy / file.name).write_bytes(file.read_bytes())
+    here, there = opened("variant=[baseline]"), opened("variant=[baseline]", f"checkpoint.source={copy}")
+    assert assembled(here).base.key == assembled(there).base.key
+
+
+@pytest.mark.parametrize(
+    ("given", "expected"),
+    [
+        ("http://mlflow:5000", "http://mlflow:5000"),
+        ("sqlite:////abs/mlflow.db", "sqlite:////abs/mlflow.db"),
+        ("sqlite:///mlruns/mlflow.db", f"sqlite:///{Path.cwd() / 'mlruns' / 'mlflow.db'}"),
+    ],
+)
+def test_a_relative_database_becomes_absolute(given: str, expected: str) -> None:
+    """Every process means the same database, wherever it stands; a server's address is left alone."""
+    assert expected == absolute_uri(given)
