@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from pipelines.engine.ort_check import engine_logits, open_engine
+from pipelines.engine.ort_check import differing_weights, engine_logits, open_engine
 from pipelines.engine.ort_genai import OrtGenaiConfig, build
 from pipelines.engine.ort_graph import EngineWeights
 from pipelines.errors import StageFailed
@@ -75,7 +75,7 @@ def w4(rtn: Variant) -> Path:
 
 @pytest.fixture(scope="session")
 def ids(base_checkpoint: Path) -> NDArray[np.int32]:
-    """Two windows of 64 tokens of a licence text."""
+    """Two windows of 64 tokens of this project's own text."""
     from transformers import AutoTokenizer
 
     text = (Path(__file__).parents[2] / "docs" / "decisions" / "0003-carry-codes-into-the-graph.md").read_text()
@@ -191,8 +191,6 @@ def test_a_changed_weight_fails_the_build(
     w4: Path, base_checkpoint: Path, reference: Callable[[Path, Path], Path], tmp_path: Path
 ) -> None:
     """One flipped bit in the engine's file is found by reading it back."""
-    from pipelines.engine.ort_check import differing_weights
-
     out = tmp_path / "engine"
     out.mkdir()
     build(OrtGenaiConfig(), out, variant=w4, reference=reference(w4, base_checkpoint))
@@ -292,3 +290,39 @@ def _random_model(kind: str, quantized: bool, base: Path, out: Path) -> Path:
         _round(saved, _weights(group=32))
         saved.save_pretrained(out, save_compressed=True)
     return out
+
+
+def test_columns_that_gptq_reordered_are_carried_with_their_order(base_checkpoint: Path, tmp_path: Path) -> None:
+    """A GPTQ checkpoint with g_idx out of order (desc_act), version 1 words: the engine computes what the codes say."""
+    from safetensors.numpy import load_file, save_file
+
+    from pipelines.engine.ort_builder import build_graph
+    from tests.unit.test_packing import words
+
+    variant, out = _random_model("llama", False, base_checkpoint, tmp_path / "variant"), tmp_path / "out"
+    out.mkdir()
+    rng = np.random.default_rng(0)
+    order = {width: rng.permutation(np.repeat(np.arange(width // 32), 32)).astype(np.int32) for width in (64, 128)}
+    tensors = load_file(variant / "model.safetensors")
+    for name in [n for n in tensors if n.endswith("proj.weight")]:
+        rows, columns = tensors.pop(name).shape
+        module = name.removesuffix(".weight")
+        codes = rng.integers(0, 16, (rows, columns), dtype=np.uint8)
+        zeros = rng.integers(1, 16, (columns // 32, rows), dtype=np.uint8)
+        tensors |= {
+            f"{module}.qweight": np.ascontiguousarray(words(codes, 4).T),
+            f"{module}.qzeros": (words(zeros, 4).view(np.uint32) - np.uint32(0x11111111)).view(np.int32),
+            f"{module}.scales": rng.uniform(0.001, 0.01, (columns // 32, rows)).astype(np.float16),
+            f"{module}.g_idx": order[columns],
+        }
+    save_file(tensors, variant / "model.safetensors", {"format": "pt"})
+    config = json.loads((variant / "config.json").read_text())
+    stated = {"quant_method": "gptq", "bits": 4, "group_size": 32, "sym": False, "desc_act": True}
+    (variant / "config.json").write_text(json.dumps(config | {"quantization_config": stated}))
+    loaded = load_dense(variant, lazily=True)
+    nodes = build_graph(variant, out, loaded.model, open_quantized(variant), 1)
+    weights = EngineWeights(out / "model.onnx")
+    assert "/model/layers.0/attn/qkv_proj/MatMul/Reorder" in weights.nodes
+    assert [] == list(differing_weights(weights, nodes, open_quantized(variant)))
+    row = np.arange(3, 43, dtype=np.int32)
+    np.testing.assert_allclose(logits(loaded, row)[0], engine_logits(open_engine(out, 2), row), rtol=0, atol=1e-3)
