@@ -19,10 +19,10 @@ from pipelines.evaluate.evalset import Evalset, EvalsetConfig
 from pipelines.evaluate.evalset import load as load_evalset
 from pipelines.flow.device import describe
 from pipelines.flow.stage import resolve
-from pipelines.flow.store import Fact
+from pipelines.flow.store import Fact, digest_of
 from pipelines.intake.calibration import CalibrationConfig, pinned
 from pipelines.intake.checkpoint import CheckpointConfig, Inspected, inspect
-from pipelines.intake.digests import DigestCache
+from pipelines.intake.digests import DigestCache, text_sha256
 from pipelines.probe.config import ProbeConfig
 from pipelines.quantize import scheme as schemes
 from pipelines.quantize.table import QUANTIZERS, Quantizer
@@ -135,8 +135,9 @@ def open_campaign(data: Mapping[str, Any]) -> Campaign:
     engines = _engines(config, problems)
     variants = _variants(config, engines, problems)
     evalsets = _evalsets(config, problems)
-    base = _base(config, problems)
-    calibration = _calibration(config, evalsets, problems)
+    cache = DigestCache(Path(config.paths.store).resolve() / ".digests.json")
+    base = _base(config, cache, problems)
+    calibration = _calibration(config, evalsets, cache, problems)
     if config.reference not in config.variant:
         problems.append(
             Problem(
@@ -145,8 +146,8 @@ def open_campaign(data: Mapping[str, Any]) -> Campaign:
         )
     problems += gate_problems(config.gate, config.evalset, [p.name for p in config.probe.profiles])
     if base is not None:
+        problems += _misfits(variants, base)
         for variant in variants:
-            problems += _misfits(variant, base)
             problems += _preflight(variant, engines, base)
     if problems or base is None or calibration is None:
         raise ConfigError(problems)
@@ -154,20 +155,27 @@ def open_campaign(data: Mapping[str, Any]) -> Campaign:
     return Campaign(config, base, calibration, tuple(variants), tuple(engines), tuple(evalsets), cards)
 
 
-def _base(config: CampaignConfig, problems: list[Problem]) -> Inspected | None:
+def _base(config: CampaignConfig, cache: DigestCache, problems: list[Problem]) -> Inspected | None:
     try:
-        return inspect(config.checkpoint, DigestCache(Path(config.paths.store).resolve() / ".digests.json"))
+        return inspect(config.checkpoint, cache)
     except InputError as error:
         problems.append(_said("checkpoint.source", config.checkpoint.source, error))
     return None
 
 
-def _calibration(config: CampaignConfig, evalsets: list[Evalset], problems: list[Problem]) -> CalibrationConfig | None:
-    """The calibration set with its content fixed, after proving that no eval set shares text with it."""
+def _calibration(
+    config: CampaignConfig, evalsets: list[Evalset], cache: DigestCache, problems: list[Problem]
+) -> CalibrationConfig | None:
+    """The calibration set with its content fixed, after proving once that no eval set shares text with it."""
     scored = tuple(str(e.items_path) for e in evalsets if e.items_path is not None)
     held_out = (*config.calibration.held_out, *scored, config.held_out.text)
+    watched = config.calibration.model_copy(update={"held_out": held_out})
     try:
-        return pinned(config.calibration.model_copy(update={"held_out": held_out}))
+        alone = pinned(config.calibration.model_copy(update={"held_out": ()}))
+        texts = [text_sha256(find(path)) for path in held_out if find(path).is_file()]
+        proof = digest_of({"shown": alone.digest, "asked": texts, "ngram": alone.ngram, "what": "no shared text"})
+        cache.found_in(proof, lambda: {"shared": 0 if pinned(watched) else 1})
+        return alone.model_copy(update={"held_out": tuple(str(find(path)) for path in held_out)})
     except ConfigError as error:
         problems += error.problems
     except InputError as error:
@@ -242,9 +250,17 @@ def _evalsets(config: CampaignConfig, problems: list[Problem]) -> list[Evalset]:
     return found
 
 
-def _misfits(variant: Variant, base: Inspected) -> list[Problem]:
-    ignore = tuple(getattr(variant.config, "ignore", ()))
-    return schemes.misfit_problems(f"variant.{variant.name}.scheme", variant.scheme, base.linear_shapes, ignore)
+def _misfits(variants: list[Variant], base: Inspected) -> list[Problem]:
+    """Layers that a scheme does not fit; variants that share a scheme share the look at every layer."""
+    first: dict[tuple[schemes.Scheme, tuple[str, ...]], list[Problem]] = {}
+    found = []
+    for variant in variants:
+        key = f"variant.{variant.name}.scheme"
+        kind = variant.scheme, tuple(getattr(variant.config, "ignore", ()))
+        if kind not in first:
+            first[kind] = schemes.misfit_problems(key, kind[0], base.linear_shapes, kind[1])
+        found += [Problem(key, p.value, p.message, p.allowed) for p in first[kind]]
+    return found
 
 
 def _preflight(variant: Variant, engines: list[Engine], base: Inspected) -> list[Problem]:

@@ -19,6 +19,7 @@ from pipelines.errors import ConfigError, QuantgateError, closest
 
 OUTCOME_CODES = {"promote": 0, "hold": 3, "reject": 4}
 INTERRUPTED = 130
+UI_PORT = 5000
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,6 +121,10 @@ def _sweepable(parser: argparse.ArgumentParser) -> None:
     )
 
 
+def _listable(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--all", action="store_true", help="list every step, however many there are")
+
+
 def _promotable(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--actor", help="who promotes; default: the user this runs as")
     parser.add_argument("--override", metavar="REASON", help="promote without a decision of promote, for this reason")
@@ -132,7 +137,7 @@ def _reversible(parser: argparse.ArgumentParser) -> None:
 
 
 def _port(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--port", type=int, default=5000, help="loopback port of the MLflow server")
+    parser.add_argument("--port", type=int, default=UI_PORT, help="loopback port of the MLflow server")
 
 
 def _gc(parser: argparse.ArgumentParser) -> None:
@@ -153,7 +158,7 @@ def _verbs() -> dict[str, Verb]:
     campaign, keeping = "pipelines.verbs.campaign", "pipelines.verbs.store"
     return {
         "plan": Verb("show every step, reused or to do and why, its time and size, and every problem at once",
-                     lazily(campaign, "plan"), True),
+                     lazily(campaign, "plan"), True, _listable),
         "run": Verb("take a campaign from the base checkpoint to a decision, a report and MLflow",
                     lazily(campaign, "run"), True, _sweepable),
         "score": Verb("run a campaign as far as its scores", lazily(campaign, "score"), True),

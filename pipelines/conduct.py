@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -18,6 +19,7 @@ from pipelines.flow.stage import Step
 from pipelines.flow.store import Store, manifest
 
 Until = Literal["score", "probe", "decide", "run"]
+Watching = Callable[[Plan], AbstractContextManager[Watch]]
 
 
 @dataclass(slots=True)
@@ -68,7 +70,7 @@ def goals(assembled: Assembled, until: Until) -> list[Step]:
     return [*made, assembled.track] if until == "run" else made
 
 
-def conduct(campaign: Campaign, store: Store, until: Until, watch: Watch) -> Conducted:
+def conduct(campaign: Campaign, store: Store, until: Until, watching: Watching) -> Conducted:
     """Run a campaign as far as asked. A failed candidate is decided on as failed; the others go on."""
     store.prepare()
     store.sweep()
@@ -77,26 +79,29 @@ def conduct(campaign: Campaign, store: Store, until: Until, watch: Watch) -> Con
     done = Conducted(assemble(campaign, {}, timings.seconds))
     uri = absolute_uri(campaign.config.tracking.uri)
     _forget_lost_track(done.assembled.track, store, uri)
-    first = plan(goals(done.assembled, "score"), store)
-    _check_space(plan(goals(done.assembled, until), store), store)
-    for wanted in _rounds(until):
-        failures = _failures(done.outcomes)
-        if failures:
-            done.assembled = assemble(campaign, failures, timings.seconds)
-            _forget_lost_track(done.assembled.track, store, uri)
-        now = first if wanted == "score" else plan(goals(done.assembled, wanted), store)
-        fresh = Plan(tuple(p for p in now.steps if p.step.key not in done.outcomes))
-        outcomes = execute(fresh, store, watch, env, done.outcomes)
-        done.outcomes.update(outcomes)
-        timings.learn(outcomes.values(), store)
+    everything = plan(goals(done.assembled, until), store)
+    _check_space(everything, store)
+    with watching(everything) as watch:
+        for wanted in _rounds(until, everything):
+            failures = _failures(done.outcomes)
+            if failures:
+                done.assembled = assemble(campaign, failures, timings.seconds)
+                _forget_lost_track(done.assembled.track, store, uri)
+            now = everything if wanted == until and not failures else plan(goals(done.assembled, wanted), store)
+            fresh = Plan(tuple(p for p in now.steps if p.step.key not in done.outcomes))
+            outcomes = execute(fresh, store, watch, env, done.outcomes)
+            timings.learn((o for key, o in outcomes.items() if key not in done.outcomes), store)
+            done.outcomes.update(outcomes)
     if until in ("decide", "run") and done.state(done.assembled.decision) in ("made", "reused"):
         path = store.path("decision", done.assembled.decision.key) / "decision.json"
         done.decision = Decision.model_validate_json(path.read_bytes())
     return done
 
 
-def _rounds(until: Until) -> tuple[Until, ...]:
+def _rounds(until: Until, everything: Plan) -> tuple[Until, ...]:
     """Failures of one round change the steps of the next, so what depends on all candidates comes later."""
+    if not everything.to_run:
+        return (until,)
     order: tuple[Until, ...] = ("score", "probe", "decide", "run")
     return order[: order.index(until) + 1]
 

@@ -109,7 +109,7 @@ class Store:
 
     def has(self, kind: str, key: str) -> bool:
         """Say whether the artifact is there, complete."""
-        return (self.path(kind, key) / MANIFEST).is_file()
+        return os.path.isfile(f"{self.root}/{kind}/{key[:16]}/{MANIFEST}")  # noqa: PTH113 - asked thousands of times a plan
 
     def lock(self, key: str) -> FileLock:
         """The lock that whoever makes this artifact holds; released by the kernel when its holder dies."""

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from pipelines import assembly, terminal
 from pipelines.campaign import Campaign, free_bytes, open_campaign
-from pipelines.cli import OUTCOME_CODES, Answer
+from pipelines.cli import OUTCOME_CODES, UI_PORT, Answer
 from pipelines.compose import compose, sweep
 from pipelines.conduct import Conducted, Timings, Until, conduct, goals
 from pipelines.decide.gate import Resolution, resolution
@@ -24,6 +24,9 @@ from pipelines.flow.store import Store, manifest
 
 if TYPE_CHECKING:
     from pipelines.release.registry import Registry, Release
+
+
+MOST_LINES = 100
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +50,7 @@ def plan(args: argparse.Namespace) -> Answer:
     assembled = assembly.assemble(campaign, {}, Timings(store).seconds)
     planned = flow_plan.plan(goals(assembled, "run"), store)
     resolutions = [_resolution(campaign, e.name) for e in campaign.evalsets]
-    _show_plan(planned, resolutions, free_bytes(store.root))
+    _show_plan(planned, resolutions, free_bytes(store.root), every=args.all)
     return Answer(0, {"steps": _steps(planned), "seconds": planned.seconds, "bytes": planned.size_bytes,
                       "eval_sets": [r.model_dump(mode="json") for r in resolutions]})  # fmt: skip
 
@@ -64,22 +67,32 @@ def _steps(planned: Plan) -> list[dict[str, Any]]:
     ]
 
 
-def _show_plan(planned: Plan, resolutions: Sequence[Resolution], free: int) -> None:
-    terminal.table(
-        "Steps",
-        ("step", "artifact", "state", "why", "time", "disk"),
-        (
-            (
-                p.step.label,
-                f"{p.step.stage.kind}/{p.step.key[:16]}",
-                p.state,
-                p.why,
-                terminal.duration(p.step.seconds) if p.state == "run" else "",
-                terminal.size(p.step.size_bytes) if p.state == "run" and p.step.size_bytes else "",
-            )
-            for p in planned.steps
-        ),
+def _show_steps(planned: Plan, *, every: bool) -> None:
+    """A line for each step, or for each kind of step where nobody would read that many lines."""
+    if every or len(planned.steps) <= MOST_LINES:
+        columns: tuple[str, ...] = ("step", "artifact", "state", "why", "time", "disk")
+        rows: list[tuple[object, ...]] = [
+            (p.step.label, f"{p.step.stage.kind}/{p.step.key[:16]}", p.state, p.why, *_cost([p])) for p in planned.steps
+        ]
+    else:
+        kinds: dict[str, list[flow_plan.Planned]] = {}
+        for p in planned.steps:
+            kinds.setdefault(p.step.stage.kind, []).append(p)
+        columns = ("steps (--all lists each)", "count", "to run", "time", "disk")
+        rows = [(kind, len(ps), sum(p.state == "run" for p in ps), *_cost(ps)) for kind, ps in kinds.items()]
+    terminal.table("Steps", columns, rows)
+
+
+def _cost(planned: Sequence[flow_plan.Planned]) -> tuple[str, str]:
+    """Time and disk of what has to run."""
+    seconds, count = (
+        sum(getattr(p.step, name) for p in planned if p.state == "run") for name in ("seconds", "size_bytes")
     )
+    return terminal.duration(seconds) if seconds else "", terminal.size(count) if count else ""
+
+
+def _show_plan(planned: Plan, resolutions: Sequence[Resolution], free: int, *, every: bool) -> None:
+    _show_steps(planned, every=every)
     terminal.table(
         "What each eval set can show",
         ("eval set", "items", "margin", "smallest loss it can rule out", "items its margin takes"),
@@ -127,9 +140,7 @@ def decide(args: argparse.Namespace) -> Answer:
 
 def _conduct(opened: Opened, until: Until) -> Answer:
     store = opened.store
-    first = flow_plan.plan(goals(assembly.assemble(opened.campaign, {}, Timings(store).seconds), until), store)
-    with terminal.Watcher(len(first.to_run), first.seconds) as watch:
-        done = conduct(opened.campaign, store, until, watch)
+    done = conduct(opened.campaign, store, until, lambda p: terminal.Watcher(len(p.to_run), p.seconds))
     _show_failures(done)
     states = [o.state for o in done.outcomes.values()]
     document: dict[str, Any] = {
@@ -196,8 +207,8 @@ def _show_decision(done: Conducted, decision: Decision, store: Store) -> dict[st
     }
     if done.state(done.assembled.track) in ("made", "reused"):
         facts = manifest(store.path("track", done.assembled.track.key)).facts
-        say.print(f"MLflow:   {facts.get('link')}  (start it with `quantgate ui`)", markup=False)
-        document["link"] = str(facts.get("link"))
+        document["link"] = f"http://127.0.0.1:{UI_PORT}/{facts.get('link')}"
+        say.print(f"MLflow:   {document['link']}  (`quantgate ui` serves it)", markup=False)
     return document
 
 
