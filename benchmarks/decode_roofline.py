@@ -1,7 +1,7 @@
 """Decode speed of every engine as served, beside transformers in bfloat16 and, where installed, llama.cpp Q4_0.
 
-A decoded token reads all weights once, so tokens/s times bytes per token over memory bandwidth says how near the limit an
-engine is. The bandwidth is measured beside every figure, because it moves on a shared machine.
+A decoded token reads all weights once, so tokens/s times bytes per token over memory bandwidth says how near the limit
+an engine is. The bandwidth is measured beside every figure, because it moves on a shared machine.
 """
 
 from __future__ import annotations

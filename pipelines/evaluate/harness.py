@@ -17,6 +17,8 @@ from pipelines.evaluate.evalset import Evalset, EvalsetConfig, load
 from pipelines.flow.store import Fact
 
 if TYPE_CHECKING:
+    from lm_eval.tasks import TaskManager
+
     from pipelines.engine.serving import Served
     from pipelines.evaluate.adapter import EndpointLM, Trace
 
@@ -79,11 +81,12 @@ def _evaluate(evalset: Evalset, engine: Path) -> tuple[list[dict[str, Any]], End
     lm = endpoint_lm(engine)
     with tempfile.TemporaryDirectory() as scratch:
         task = evalset.lm_eval_task(Path(scratch))
-        stock = isinstance(task, str)
+        manager = TaskManager(include_defaults=isinstance(task, str))
         result = simple_evaluate(
             model=lm,
             tasks=[task],
-            task_manager=TaskManager(include_defaults=stock),
+            task_manager=manager,
+            samples=_drawn(evalset.config, task, manager) if isinstance(task, str) else None,
             log_samples=True,
             bootstrap_iters=0,
             apply_chat_template=evalset.config.chat_template,
@@ -94,6 +97,17 @@ def _evaluate(evalset: Evalset, engine: Path) -> tuple[list[dict[str, Any]], End
         )
     ((_, samples),) = result["samples"].items()
     return samples, lm
+
+
+def _drawn(config: EvalsetConfig, task: str, manager: TaskManager) -> dict[str, list[int]] | None:
+    """Positions of the items that `limit` leaves of a task lm-eval ships; lm-eval's own limit takes the first ones."""
+    import random
+
+    if config.limit is None:
+        return None
+    (loaded,) = manager.load([task])["tasks"].values()
+    count = len(loaded.eval_docs)
+    return {task: sorted(random.Random(config.seed).sample(range(count), min(config.limit, count)))}
 
 
 def endpoint_lm(engine: Path) -> EndpointLM:
