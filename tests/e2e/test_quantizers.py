@@ -1,0 +1,273 @@
+"""Every quantizer by its real library: what is saved reloads through transformers and is still the model.
+
+Most runs take the first layers of the small real model, so that each ends in seconds; the comparison with rounding
+takes all of it.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+from safetensors import safe_open
+from safetensors.torch import save_file
+
+from pipelines.config import CONF_DIR
+from pipelines.errors import StageFailed
+from pipelines.flow import progress
+from pipelines.flow.stage import resolve
+from pipelines.intake import calibration
+from pipelines.intake.calibration import CalibrationConfig, pinned
+from pipelines.quantize import llmcompressor_cpu
+from pipelines.quantize.codes import Codes
+from pipelines.quantize.packing import open_quantized
+from pipelines.quantize.reload import load, load_dense, logits, perplexity, token_logprobs
+from pipelines.quantize.table import QUANTIZERS
+
+pytestmark = [pytest.mark.e2e, pytest.mark.filterwarnings("default")]  # the libraries' own warnings
+
+LAYERS = 3
+SOURCE = CONF_DIR.parent / "evalsets" / "calibration" / "items.jsonl"
+HELD_OUT = CONF_DIR.parent / "evalsets" / "heldout_text" / "items.jsonl"
+Quantize = Callable[..., tuple[Path, dict[str, Any]]]
+
+
+def freeze(out: Path, checkpoint: Path, samples: int, max_tokens: int) -> Path:
+    config = pinned(CalibrationConfig(source=str(SOURCE), samples=samples, max_tokens=max_tokens))
+    facts = calibration.run(config, out, checkpoint=checkpoint)
+    assert samples * max_tokens == facts["tokens"]
+    return out
+
+
+def quantize(out: Path, checkpoint: Path, shown: Path, quantizer: str, **settings: Any) -> dict[str, Any]:
+    row = QUANTIZERS[quantizer]
+    config = resolve(row.config_type).model_validate({"quantizer": quantizer, **settings})  # type: ignore[attr-defined]
+    given = {"calibration": shown} if row.needs_calibration(config) else {}
+    facts: dict[str, Any] = resolve(row.function)(config, out, checkpoint=checkpoint, **given)
+    return facts
+
+
+@pytest.fixture(scope="module")
+def short(base_checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The small real model with its first layers only, and a licence to carry."""
+    out = tmp_path_factory.mktemp("short")
+    for file in base_checkpoint.iterdir():
+        if file.suffix != ".safetensors":
+            shutil.copyfile(file, out / file.name)
+    tensors = {}
+    for shard in base_checkpoint.glob("*.safetensors"):
+        with safe_open(shard, framework="pt") as f:
+            names = [n for n in f.keys() if ".layers." not in n or int(n.split(".layers.")[1].split(".")[0]) < LAYERS]  # noqa: SIM118
+            tensors |= {name: f.get_tensor(name) for name in names}
+    save_file(tensors, out / "model.safetensors", metadata={"format": "pt"})
+    config = json.loads((out / "config.json").read_text()) | {"num_hidden_layers": LAYERS}
+    (out / "config.json").write_text(json.dumps(config))
+    (out / "LICENSE").write_text("Apache-2.0")
+    return out
+
+
+@pytest.fixture(scope="module")
+def shown(short: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A calibration set far too small for use and large enough to run."""
+    return freeze(tmp_path_factory.mktemp("calibration"), short, samples=4, max_tokens=64)
+
+
+@pytest.fixture
+def run(short: Path, shown: Path, tmp_path: Path) -> Quantize:
+    """Run a row of the table on the short model."""
+
+    def make(quantizer: str, **settings: Any) -> tuple[Path, dict[str, Any]]:
+        return tmp_path, quantize(tmp_path, short, shown, quantizer, **settings)
+
+    return make
+
+
+@pytest.fixture
+def reports() -> Iterator[list[tuple[int, int, str]]]:
+    """What a stage reports while it runs."""
+    found: list[tuple[int, int, str]] = []
+    progress.install(lambda done, total, what: found.append((done, total, what)))
+    yield found
+    progress.install(lambda done, total, what: None)
+
+
+@pytest.fixture(scope="module")
+def words(short: Path) -> NDArray[np.int64]:
+    """Token ids of held-out text, two windows."""
+    from tokenizers import Tokenizer
+
+    tokenizer = Tokenizer.from_file(str(short / "tokenizer.json"))
+    text = " ".join(json.loads(line)["text"] for line in HELD_OUT.read_text().splitlines()[:20])
+    ids = tokenizer.encode(text).ids
+    return np.array([ids[:128], ids[128:256]])
+
+
+def divergence(variant: Path, base: Path, words: NDArray[np.int64]) -> float:
+    """Mean KL divergence, in nats, of the reloaded variant's next-token distributions from the base's."""
+
+    def log_softmax(scores: NDArray[np.float32]) -> NDArray[np.float64]:
+        wide = scores.astype(np.float64)
+        wide -= wide.max(axis=-1, keepdims=True)
+        return wide - np.log(np.exp(wide).sum(axis=-1, keepdims=True))
+
+    p, q = log_softmax(logits(load(base), words)), log_softmax(logits(load(variant), words))
+    return float((np.exp(p) * (p - q)).sum(axis=-1).mean())
+
+
+WEIGHT_ONLY = [
+    ("llmcompressor_rtn", {"scheme": "W4A16_G64"}),
+    ("llmcompressor_rtn", {"scheme": "W8A16_G64"}),
+    ("llmcompressor_rtn", {"scheme": "W4A16_G64_ASYM"}),
+    ("llmcompressor_gptq", {"scheme": "W4A16_G64"}),
+    ("llmcompressor_gptq", {"scheme": "W4A16_G64", "head": "W8A16_G64"}),
+    ("llmcompressor_awq", {"scheme": "W4A16_G64_ASYM", "options": {"n_grid": 4}}),
+    ("gptqmodel_gptq", {"scheme": "W4A16_G64", "options": {"offload_to_disk": False}}),
+]
+
+
+@pytest.mark.parametrize(("quantizer", "settings"), WEIGHT_ONLY, ids=lambda v: v if isinstance(v, str) else v["scheme"])
+def test_weights_reload_as_they_were_saved(
+    run: Quantize, short: Path, words: NDArray[np.int64], quantizer: str, settings: dict[str, Any]
+) -> None:
+    """Every linear layer is quantized, transformers reads what our dequantization reads, and it is still the model."""
+    variant, facts = run(quantizer, **settings)
+    head = "head" in settings
+    assert (7 * LAYERS + head, "" if head else "lm_head") == (facts["quantized_modules"], facts["skipped_modules"])
+    own = logits(load_dense(variant), words)
+    assert np.abs(own - logits(load(variant), words)).max() < 2e-2
+    assert divergence(variant, short, words) < 0.3
+
+
+def test_fp8_reloads(run: Quantize, short: Path, words: NDArray[np.int64]) -> None:
+    """FP8 weights are stored in a byte each, and the model with rounded activations is still the model."""
+    variant, facts = run("llmcompressor_fp8", scheme="W8A8_FP8_DYNAMIC")
+    assert ("float-quantized", 7 * LAYERS) == (facts["format"], facts["quantized_modules"])
+    assert divergence(variant, short, words) < 0.05
+
+
+def test_static_fp8_is_calibrated(run: Quantize, short: Path, words: NDArray[np.int64]) -> None:
+    """Static schemes store a scale for activations, found on the calibration set."""
+    variant, _ = run("llmcompressor_fp8", scheme="W8A8_FP8_STATIC_TENSOR")
+    with safe_open(variant / "model.safetensors", framework="np") as f:
+        scales = [name for name in f.keys() if name.endswith("input_scale")]  # noqa: SIM118
+    assert 7 * LAYERS == len(scales)
+    assert divergence(variant, short, words) < 0.1
+
+
+def test_int8_activations_reload(run: Quantize, short: Path, words: NDArray[np.int64]) -> None:
+    """W8A8 in integers keeps the model too."""
+    variant, facts = run("llmcompressor_rtn", scheme="W8A8_INT8")
+    assert "int-quantized" == facts["format"]
+    assert divergence(variant, short, words) < 0.05
+
+
+def test_the_baseline_is_the_base(run: Quantize, short: Path, words: NDArray[np.int64]) -> None:
+    """The unchanged variant gives the base's logits to the bit."""
+    variant, facts = run("baseline")
+    assert "BF16" == facts["scheme"]
+    assert np.array_equal(logits(load(short), words), logits(load(variant), words))
+
+
+def test_a_quantized_head_is_untied(run: Quantize) -> None:
+    """A head of its own scheme has its own codes; the embedding stays, once, and the config no longer ties them."""
+    variant, _ = run("llmcompressor_rtn", scheme="W4A16_G64", head="W8A16_G64")
+    layers = open_quantized(variant)
+    head, body = layers["lm_head"], layers["model.layers.0.mlp.up_proj"]
+    assert isinstance(head, Codes)
+    assert isinstance(body, Codes)
+    assert (8, 4) == (head.bits, body.bits)
+    assert False is json.loads((variant / "config.json").read_text())["tie_word_embeddings"]
+
+
+def test_files_beside_the_weights_are_the_bases(run: Quantize, short: Path) -> None:
+    """Tokenizer, template, settings and licence are carried byte for byte; the dtype on disk is the base's."""
+    variant, facts = run("llmcompressor_gptq", scheme="W4A16_G64")
+    for name in ("tokenizer.json", "tokenizer_config.json", "generation_config.json", "chat_template.jinja", "LICENSE"):
+        assert (short / name).read_bytes() == (variant / name).read_bytes()
+    with safe_open(variant / "model.safetensors", framework="pt") as f:
+        stored = {str(f.get_tensor(n).dtype) for n in f.keys() if n.endswith(("_scale", "norm.weight"))}  # noqa: SIM118
+    assert ({"torch.bfloat16"}, "llmcompressor") == (stored, facts["library"])
+
+
+def test_equal_runs_save_equal_weights(short: Path, shown: Path, tmp_path: Path) -> None:
+    """The same base, texts, options and seed give the same tensors."""
+    made = []
+    for name in ("one", "two"):
+        (tmp_path / name).mkdir()
+        quantize(tmp_path / name, short, shown, "llmcompressor_gptq", scheme="W4A16_G64")
+        made.append((tmp_path / name / "model.safetensors").read_bytes())
+    assert made[0] == made[1]
+
+
+def test_progress_is_reported_layer_by_layer(run: Quantize, reports: list[tuple[int, int, str]]) -> None:
+    """Whoever waits sees each layer once."""
+    run("llmcompressor_gptq", scheme="W4A16_G64")
+    assert [(k, LAYERS, "layers calibrated") for k in range(LAYERS)] == [r for r in reports if "layers" in r[2]]
+
+
+def test_a_group_that_does_not_divide_fails_before_anything_is_saved(run: Quantize, tmp_path: Path) -> None:
+    """The library's refusal becomes one sentence, and nothing is left behind."""
+    with pytest.raises(StageFailed, match="could not quantize"):
+        run("llmcompressor_rtn", scheme="W4A16_G128")
+    assert [] == list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("accelerator", [False, True])
+def test_pinning_is_adapted_without_an_accelerator_only(monkeypatch: pytest.MonkeyPatch, accelerator: bool) -> None:
+    """With an accelerator, and after quantizing, the library is as it came."""
+    import torch
+    from llmcompressor.pipelines.cache import IntermediatesCache
+
+    monkeypatch.setattr(torch.accelerator, "is_available", lambda: accelerator)
+    original = IntermediatesCache.pin_memory
+    with llmcompressor_cpu.memory_pinning() as adapted:
+        assert accelerator == (IntermediatesCache.pin_memory is original)
+        assert accelerator == (adapted == "")
+    assert IntermediatesCache.pin_memory is original
+
+
+def test_an_untested_release_is_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A release nobody tried may pin memory properly; it is not touched."""
+    from llmcompressor.pipelines.cache import IntermediatesCache
+
+    original = IntermediatesCache.pin_memory
+    monkeypatch.setattr(llmcompressor_cpu, "TESTED", ("0.0",))
+    with llmcompressor_cpu.memory_pinning() as adapted:
+        assert ("", True) == (adapted, IntermediatesCache.pin_memory is original)
+
+
+@pytest.mark.timeout(1800)
+def test_methods_beat_the_control(base_checkpoint: Path, tmp_path: Path) -> None:
+    """On the whole model, with the quick calibration set, GPTQ and AWQ lose less than rounding at the same scheme."""
+    import yaml
+
+    quick = yaml.safe_load((CONF_DIR / "calibration" / "quick.yaml").read_text())
+    (tmp_path / "calibration").mkdir()
+    shown = freeze(tmp_path / "calibration", base_checkpoint, quick["samples"], quick["max_tokens"])
+    from tokenizers import Tokenizer
+
+    tokenizer = Tokenizer.from_file(str(base_checkpoint / "tokenizer.json"))
+    ids = tokenizer.encode(" ".join(json.loads(line)["text"] for line in HELD_OUT.read_text().splitlines())).ids
+    text = np.array([ids[k : k + 512] for k in np.linspace(0, len(ids) - 512, 4).astype(int)])
+
+    def loss_of(quantizer: str, **settings: Any) -> float:
+        out = tmp_path / quantizer / settings["scheme"]
+        out.mkdir(parents=True)
+        quantize(out, base_checkpoint, shown, quantizer, **settings)
+        return perplexity(token_logprobs(load(out), text))
+
+    shipped = {
+        name: yaml.safe_load((CONF_DIR / "variant" / f"{name}.yaml").read_text())
+        for name in ("gptq_w4a16_g64", "awq_w4a16_g64")
+    }
+    symmetric, asymmetric = (loss_of("llmcompressor_rtn", scheme=s) for s in ("W4A16_G64", "W4A16_G64_ASYM"))
+    gptq, awq = (loss_of(**given) for given in shipped.values())
+    base = perplexity(token_logprobs(load(base_checkpoint), text))
+    assert base < gptq < symmetric
+    assert base < awq < asymmetric
