@@ -108,16 +108,22 @@ def words(short: Path) -> NDArray[np.int64]:
     return np.array([ids[:128], ids[128:256]])
 
 
-def divergence(variant: Path, base: Path, words: NDArray[np.int64]) -> float:
-    """Mean KL divergence, in nats, of the reloaded variant's next-token distributions from the base's."""
+def divergence(one: NDArray[np.float32], other: NDArray[np.float32]) -> float:
+    """Mean KL divergence, in nats, between the next-token distributions of two logits."""
 
     def log_softmax(scores: NDArray[np.float32]) -> NDArray[np.float64]:
         wide = scores.astype(np.float64)
         wide -= wide.max(axis=-1, keepdims=True)
         return wide - np.log(np.exp(wide).sum(axis=-1, keepdims=True))
 
-    p, q = log_softmax(logits(load(base), words)), log_softmax(logits(load(variant), words))
+    p, q = log_softmax(one), log_softmax(other)
     return float((np.exp(p) * (p - q)).sum(axis=-1).mean())
+
+
+@pytest.fixture(scope="module")
+def undone(short: Path, words: NDArray[np.int64]) -> NDArray[np.float32]:
+    """The base's own logits."""
+    return logits(load(short), words)
 
 
 WEIGHT_ONLY = [
@@ -133,45 +139,46 @@ WEIGHT_ONLY = [
 
 @pytest.mark.parametrize(("quantizer", "settings"), WEIGHT_ONLY, ids=lambda v: v if isinstance(v, str) else v["scheme"])
 def test_weights_reload_as_they_were_saved(
-    run: Quantize, short: Path, words: NDArray[np.int64], quantizer: str, settings: dict[str, Any]
+    run: Quantize, undone: NDArray[np.float32], words: NDArray[np.int64], quantizer: str, settings: dict[str, Any]
 ) -> None:
     """Every linear layer is quantized, transformers reads what our dequantization reads, and it is still the model."""
     variant, facts = run(quantizer, **settings)
     head = "head" in settings
     assert (7 * LAYERS + head, "" if head else "lm_head") == (facts["quantized_modules"], facts["skipped_modules"])
-    own = logits(load_dense(variant), words)
-    assert np.abs(own - logits(load(variant), words)).max() < 2e-2
-    assert divergence(variant, short, words) < 0.3
+    reloaded = logits(load(variant), words)
+    # transformers runs the classic format through a kernel that multiplies in bfloat16
+    assert divergence(logits(load_dense(variant), words), reloaded) < 1e-3
+    assert divergence(undone, reloaded) < 0.3
 
 
-def test_fp8_reloads(run: Quantize, short: Path, words: NDArray[np.int64]) -> None:
+def test_fp8_reloads(run: Quantize, undone: NDArray[np.float32], words: NDArray[np.int64]) -> None:
     """FP8 weights are stored in a byte each, and the model with rounded activations is still the model."""
     variant, facts = run("llmcompressor_fp8", scheme="W8A8_FP8_DYNAMIC")
     assert ("float-quantized", 7 * LAYERS) == (facts["format"], facts["quantized_modules"])
-    assert divergence(variant, short, words) < 0.05
+    assert divergence(undone, logits(load(variant), words)) < 0.05
 
 
-def test_static_fp8_is_calibrated(run: Quantize, short: Path, words: NDArray[np.int64]) -> None:
+def test_static_fp8_is_calibrated(run: Quantize, undone: NDArray[np.float32], words: NDArray[np.int64]) -> None:
     """Static schemes store a scale for activations, found on the calibration set."""
     variant, _ = run("llmcompressor_fp8", scheme="W8A8_FP8_STATIC_TENSOR")
     with safe_open(variant / "model.safetensors", framework="np") as f:
         scales = [name for name in f.keys() if name.endswith("input_scale")]  # noqa: SIM118
     assert 7 * LAYERS == len(scales)
-    assert divergence(variant, short, words) < 0.1
+    assert divergence(undone, logits(load(variant), words)) < 0.1
 
 
-def test_int8_activations_reload(run: Quantize, short: Path, words: NDArray[np.int64]) -> None:
+def test_int8_activations_reload(run: Quantize, undone: NDArray[np.float32], words: NDArray[np.int64]) -> None:
     """W8A8 in integers keeps the model too."""
     variant, facts = run("llmcompressor_rtn", scheme="W8A8_INT8")
     assert "int-quantized" == facts["format"]
-    assert divergence(variant, short, words) < 0.05
+    assert divergence(undone, logits(load(variant), words)) < 0.05
 
 
-def test_the_baseline_is_the_base(run: Quantize, short: Path, words: NDArray[np.int64]) -> None:
+def test_the_baseline_is_the_base(run: Quantize, undone: NDArray[np.float32], words: NDArray[np.int64]) -> None:
     """The unchanged variant gives the base's logits to the bit."""
     variant, facts = run("baseline")
     assert "BF16" == facts["scheme"]
-    assert np.array_equal(logits(load(short), words), logits(load(variant), words))
+    assert np.array_equal(undone, logits(load(variant), words))
 
 
 def test_a_quantized_head_is_untied(run: Quantize) -> None:
@@ -242,32 +249,36 @@ def test_an_untested_release_is_left_alone(monkeypatch: pytest.MonkeyPatch) -> N
         assert ("", True) == (adapted, IntermediatesCache.pin_memory is original)
 
 
+QUICK: dict[str, dict[str, Any]] = {
+    "llmcompressor_gptq": {
+        "block_size": 32,
+        "batched_quantization": 4,
+        "calibrate": {"batch_size": 8, "num_calibration_samples": 8},
+    },
+    "llmcompressor_awq": {"n_grid": 6, "calibrate": {"batch_size": 4, "num_calibration_samples": 4}},
+}
+"""Settings that two CPU cores finish in about a minute each; with less, a method need not beat rounding."""
+
+
 @pytest.mark.timeout(1800)
 def test_methods_beat_the_control(base_checkpoint: Path, tmp_path: Path) -> None:
     """On the whole model, with the quick calibration set, GPTQ and AWQ lose less than rounding at the same scheme."""
     import yaml
+    from tokenizers import Tokenizer
 
     quick = yaml.safe_load((CONF_DIR / "calibration" / "quick.yaml").read_text())
     (tmp_path / "calibration").mkdir()
     shown = freeze(tmp_path / "calibration", base_checkpoint, quick["samples"], quick["max_tokens"])
-    from tokenizers import Tokenizer
-
     tokenizer = Tokenizer.from_file(str(base_checkpoint / "tokenizer.json"))
     ids = tokenizer.encode(" ".join(json.loads(line)["text"] for line in HELD_OUT.read_text().splitlines())).ids
     text = np.array([ids[k : k + 512] for k in np.linspace(0, len(ids) - 512, 4).astype(int)])
 
-    def loss_of(quantizer: str, **settings: Any) -> float:
-        out = tmp_path / quantizer / settings["scheme"]
+    def perplexity_of(quantizer: str, scheme: str) -> float:
+        out = tmp_path / quantizer / scheme
         out.mkdir(parents=True)
-        quantize(out, base_checkpoint, shown, quantizer, **settings)
+        quantize(out, base_checkpoint, shown, quantizer, scheme=scheme, options=QUICK.get(quantizer, {}))
         return perplexity(token_logprobs(load(out), text))
 
-    shipped = {
-        name: yaml.safe_load((CONF_DIR / "variant" / f"{name}.yaml").read_text())
-        for name in ("gptq_w4a16_g64", "awq_w4a16_g64")
-    }
-    symmetric, asymmetric = (loss_of("llmcompressor_rtn", scheme=s) for s in ("W4A16_G64", "W4A16_G64_ASYM"))
-    gptq, awq = (loss_of(**given) for given in shipped.values())
     base = perplexity(token_logprobs(load(base_checkpoint), text))
-    assert base < gptq < symmetric
-    assert base < awq < asymmetric
+    for method, scheme in (("llmcompressor_gptq", "W4A16_G64"), ("llmcompressor_awq", "W4A16_G64_ASYM")):
+        assert base < perplexity_of(method, scheme) < perplexity_of("llmcompressor_rtn", scheme)
