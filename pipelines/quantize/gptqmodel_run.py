@@ -12,12 +12,13 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-from pipelines.errors import InputError, StageFailed
+from pipelines.errors import InputError
 from pipelines.flow import progress
 from pipelines.intake import calibration as calibration_set
 from pipelines.intake.lean import without_unused
 from pipelines.quantize.carry import carry_over
 from pipelines.quantize.checks import check_saved, linear_shapes, saved_facts, targeted
+from pipelines.quantize.failures import library_failures
 from pipelines.quantize.gptqmodel import GptqModelConfig
 from pipelines.quantize.scheme import parse
 
@@ -62,7 +63,7 @@ def _quantize(config: GptqModelConfig, samples: Sequence[Sequence[int]], checkpo
 
     torch.manual_seed(config.seed)
     options = config.options
-    try:
+    with library_failures("GPTQModel", checkpoint.name):
         model = GPTQModel.load(str(checkpoint), QuantizeConfig(**_settings(config)))
         model.layer_callback = _LayersReported(int(model.model.config.get_text_config().num_hidden_layers))
         model.quantize(
@@ -73,8 +74,6 @@ def _quantize(config: GptqModelConfig, samples: Sequence[Sequence[int]], checkpo
         )
         progress.report(0, 1, "saving")
         model.save(str(out))
-    except (ValueError, RuntimeError, KeyError, TypeError, NotImplementedError) as error:
-        raise StageFailed(f"GPTQModel could not quantize {checkpoint.name}: {error}") from error
 
 
 def _settings(config: GptqModelConfig) -> dict[str, Any]:

@@ -7,12 +7,13 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from pipelines.errors import InputError, StageFailed
+from pipelines.errors import InputError
 from pipelines.flow import progress
 from pipelines.intake import calibration as calibration_set
 from pipelines.intake.lean import without_unused
 from pipelines.quantize.carry import carry_over
 from pipelines.quantize.checks import HEAD, check_saved, linear_shapes, saved_facts, targeted
+from pipelines.quantize.failures import library_failures
 from pipelines.quantize.llmcompressor import (
     AwqConfig,
     Fp8Config,
@@ -73,19 +74,16 @@ def _quantize(config: LlmCompressorConfig, samples: Sequence[Sequence[int]], che
     model = AutoModelForCausalLM.from_pretrained(checkpoint, dtype=torch.float32 if widened else "auto")
     pinning: AbstractContextManager[str] = memory_pinning() if isinstance(config, AwqConfig) else nullcontext("")
     try:
-        with pinning as adapted, _layers_reported(model):
+        with library_failures("llm-compressor", checkpoint.name), pinning as adapted, _layers_reported(model):
             _oneshot(model, config, samples, checkpoint, stored if widened else None)
-        progress.report(0, 1, "saving")
-        if widened:
-            narrow(model, stored)
-        model.save_pretrained(out, save_compressed=True)
-    except (ValueError, RuntimeError, KeyError, TypeError) as error:
-        raise StageFailed(f"llm-compressor could not quantize {checkpoint.name}: {error}") from error
+            progress.report(0, 1, "saving")
+            if widened:
+                narrow(model, stored)
+            model.save_pretrained(out, save_compressed=True)
     finally:
         reset_session()
-    (out / "recipe.yaml").unlink(
-        missing_ok=True
-    )  # Python tags that a safe YAML reader refuses; the manifest has it all
+    # The recipe has Python tags that safe YAML readers refuse; the manifest says all of it.
+    (out / "recipe.yaml").unlink(missing_ok=True)
     return [adapted] * bool(adapted) + [FLOAT32.format(str(stored).removeprefix("torch."))] * widened
 
 
