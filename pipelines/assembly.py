@@ -301,7 +301,7 @@ def _base_facts(campaign: Campaign) -> dict[str, str]:
         "architecture": base.architecture,
         "parameters": f"{base.parameters:,}",
         "licence": base.config.licence or "not stated",
-        "prior quantization": base.prior_quantization or "none",
+        "prior quantization": base.config.prior_quantization or "none",
         "note": given.note,
     }
 

@@ -39,11 +39,12 @@ class CheckpointConfig(Strict):
 class ImportConfig(Strict):
     """What the checkpoint stage is keyed on: the content, not where it lies."""
 
-    unkeyed: ClassVar[frozenset[str]] = frozenset({"source"})
+    unkeyed: ClassVar[frozenset[str]] = frozenset({"source", "prior_quantization"})
     kind: Literal["directory", "gguf", "hub"]
     source: str
     digest: str
     licence: str
+    prior_quantization: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,7 +60,6 @@ class Inspected:
     layers: int
     vocab_size: int
     max_positions: int
-    prior_quantization: str
 
 
 def inspect(config: CheckpointConfig, cache: DigestCache) -> Inspected:
@@ -122,7 +122,13 @@ def _inspect_gguf(path: Path, config: CheckpointConfig, cache: DigestCache) -> I
         raise InputError(f"checkpoint.source={config.source!r}: no such file ({path})")
     digest = cache.of_all([path], path.parent)
     header = gguf.GgufHeader.model_validate(cache.found_in(digest, lambda: gguf.read_header(path).model_dump()))
-    imported = ImportConfig(kind="gguf", source=str(path), digest=digest, licence=config.licence or header.licence)
+    imported = ImportConfig(
+        kind="gguf",
+        source=str(path),
+        digest=digest,
+        licence=config.licence or header.licence,
+        prior_quantization=header.quantization,
+    )
     return Inspected(
         imported,
         gguf.TRANSFORMERS_NAMES.get(header.architecture, header.architecture),
@@ -133,7 +139,6 @@ def _inspect_gguf(path: Path, config: CheckpointConfig, cache: DigestCache) -> I
         header.layers,
         header.vocab_size,
         header.max_positions,
-        header.quantization,
     )
 
 
@@ -152,6 +157,7 @@ def _inspect_directory(path: Path, config: CheckpointConfig, cache: DigestCache)
         source=str(path),
         digest=cache.of_all(kept, path),
         licence=config.licence,
+        prior_quantization=str((model.get("quantization_config") or {}).get("quant_method", "")),
     )
     shapes = {
         name.removesuffix(".weight"): (t.shape[0], t.shape[1])
@@ -168,7 +174,6 @@ def _inspect_directory(path: Path, config: CheckpointConfig, cache: DigestCache)
         int(model.get("num_hidden_layers") or 0),
         int(model.get("vocab_size") or 0),
         int(model.get("max_position_embeddings") or 0),
-        str((model.get("quantization_config") or {}).get("quant_method", "")),
     )
 
 

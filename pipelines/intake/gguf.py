@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import functools
 from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -85,14 +88,28 @@ def to_checkpoint(path: Path, out: Path) -> None:
     from transformers import AutoModelForCausalLM, AutoTokenizer, GgufConfig
 
     where: dict[str, Any] = {"gguf_file": path.name}
-    model = AutoModelForCausalLM.from_pretrained(
-        path.parent, dtype=torch.float32, quantization_config=GgufConfig(dequantize=True), **where
-    ).to(torch.bfloat16)
+    with _read_once():
+        model = AutoModelForCausalLM.from_pretrained(
+            path.parent, dtype=torch.float32, quantization_config=GgufConfig(dequantize=True), **where
+        ).to(torch.bfloat16)
+        tokenizer = AutoTokenizer.from_pretrained(path.parent, **where)
     if hasattr(model.config, "quantization_config"):  # what is saved is no longer quantized
         del model.config.quantization_config
-    tokenizer = AutoTokenizer.from_pretrained(path.parent, **where)
     eos = model.config.eos_token_id
     if isinstance(eos, int) and tokenizer.eos_token_id != eos:  # converters have been seen to mix up bos and eos
         tokenizer.eos_token = tokenizer.convert_ids_to_tokens(eos)
     model.save_pretrained(out)
     tokenizer.save_pretrained(out)
+
+
+@contextmanager
+def _read_once() -> Iterator[None]:
+    """Let transformers parse the file and its table of names once, not for the config, the weights and the tokenizer."""
+    import gguf
+
+    plain = gguf.GGUFReader, gguf.get_tensor_name_map
+    gguf.GGUFReader, gguf.get_tensor_name_map = map(functools.cache, plain)
+    try:
+        yield
+    finally:
+        gguf.GGUFReader, gguf.get_tensor_name_map = plain

@@ -22,9 +22,7 @@ def run(config: ImportConfig, out: Path) -> dict[str, Fact]:
     """
     source = Path(config.source)
     progress.report(0, 3, "reading the checkpoint")
-    prior = ""
     if config.kind == "gguf":
-        prior = gguf.read_header(source).quantization
         gguf.to_checkpoint(source, out)
     else:
         for file in kept_files(source):
@@ -34,10 +32,10 @@ def run(config: ImportConfig, out: Path) -> dict[str, Fact]:
     if bad:
         raise InputError(f"checkpoint.source={config.source!r}: NaN or infinite values in {', '.join(bad[:5])}")
     progress.report(2, 3, "loading the tokenizer")
-    return _facts(out, config, prior)
+    return _facts(out, config)
 
 
-def _facts(out: Path, config: ImportConfig, prior: str) -> dict[str, Fact]:
+def _facts(out: Path, config: ImportConfig) -> dict[str, Fact]:
     model = read_model_config(out)
     tensors = shards.read_headers(out)
     dtypes = sorted({t.dtype for t in tensors.values()})
@@ -52,7 +50,7 @@ def _facts(out: Path, config: ImportConfig, prior: str) -> dict[str, Fact]:
         "tied_embeddings": bool(model.get("tie_word_embeddings")),
         "has_chat_template": _has_chat_template(out, config),
         "licence": config.licence,
-        "prior_quantization": prior or str((model.get("quantization_config") or {}).get("quant_method", "")),
+        "prior_quantization": config.prior_quantization,
     }
 
 
