@@ -148,7 +148,7 @@ class EndpointLM(TemplateLM):  # type: ignore[misc]
         return sums
 
     def generate_until(self, requests: list[Instance], disable_tqdm: bool = False) -> list[str]:
-        """Generate answers greedily unless the task says otherwise, a few at a time so that the server can batch them."""
+        """Generate answers, greedily unless the task says otherwise, a few at a time so that the server can batch."""
         del disable_tqdm
         texts = []
         with ThreadPoolExecutor(IN_FLIGHT) as pool:

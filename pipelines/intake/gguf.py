@@ -104,7 +104,7 @@ def to_checkpoint(path: Path, out: Path) -> None:
 
 @contextmanager
 def _read_once() -> Iterator[None]:
-    """Let transformers parse the file and its table of names once, not for the config, the weights and the tokenizer."""
+    """Let transformers parse the file and its names once, not for config, weights and tokenizer each."""
     import gguf
 
     plain = gguf.GGUFReader, gguf.get_tensor_name_map
