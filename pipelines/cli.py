@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from pipelines import __version__
-from pipelines.errors import ConfigError, QuantgateError, closest
+from pipelines.errors import ConfigError, EnvironmentProblem, QuantgateError, closest
 
 OUTCOME_CODES = {"promote": 0, "hold": 3, "reject": 4}
 INTERRUPTED = 130
@@ -63,6 +63,9 @@ def main(argv: Sequence[str]) -> int:
         answer = verbs[argv[0]].run(args)
     except QuantgateError as error:
         return _complain(error, as_json=args.json)
+    except OSError as error:  # disk full, no permission, read-only: this machine's, not a fault to trace
+        where = f"{error.filename}: " if error.filename else ""
+        return _complain(EnvironmentProblem(f"{where}{error.strerror or error}"), as_json=args.json)
     except KeyboardInterrupt:
         print("interrupted; what was finished is kept, run the same command again to go on", file=sys.stderr)
         return INTERRUPTED

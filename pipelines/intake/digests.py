@@ -6,6 +6,7 @@ import hashlib
 import json
 import os
 from collections.abc import Callable, Iterable, Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -61,11 +62,15 @@ class DigestCache:
         return found
 
     def _save(self) -> None:
-        """Write through a file of its own and rename, so that a reader never sees half of it."""
-        self._path.parent.mkdir(parents=True, exist_ok=True)
+        """Write through a file of its own and rename, so that a reader never sees half of it.
+
+        A place that cannot be written is not this cache's to complain about.
+        """
         fresh = self._path.with_suffix(f".{os.getpid()}")
-        fresh.write_text(json.dumps(self._known))
-        fresh.replace(self._path)
+        with suppress(OSError):
+            self._path.parent.mkdir(parents=True, exist_ok=True)
+            fresh.write_text(json.dumps(self._known))
+            fresh.replace(self._path)
 
 
 def text_sha256(path: Path) -> str:

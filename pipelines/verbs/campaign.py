@@ -156,7 +156,8 @@ def _conduct(opened: Opened, until: Until) -> Answer:
     if done.decision is None:
         return Answer(1, document)
     document |= _show_decision(done, done.decision, store)
-    return Answer(OUTCOME_CODES[done.decision.outcome], document)
+    nothing_to_compare_with = any(c.reference and c.status == "failed" for c in done.decision.candidates)
+    return Answer(1 if nothing_to_compare_with else OUTCOME_CODES[done.decision.outcome], document)
 
 
 def _show_failures(done: Conducted) -> None:
