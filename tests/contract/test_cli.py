@@ -13,6 +13,7 @@ import pytest
 from pipelines.cli import main
 from tests.unit.test_checkpoint import make
 
+VERBS = "plan run score probe decide promote rollback status ui doctor gc verify".split()  # noqa: SIM905
 QUANTGATE = [sys.executable, "-c", "from pipelines.cli import entry; entry()"]
 
 
@@ -32,20 +33,7 @@ def test_help_lists_every_verb_and_the_exit_codes(capsys: pytest.CaptureFixture[
     """`--help` names each verb and says what exit codes mean."""
     code, out, _ = run(capsys, "--help")
     assert 0 == code
-    for verb in [
-        "plan",
-        "run",
-        "score",
-        "probe",
-        "decide",
-        "promote",
-        "rollback",
-        "status",
-        "ui",
-        "doctor",
-        "gc",
-        "verify",
-    ]:
+    for verb in VERBS:
         assert f"  {verb} " in out
     assert "3 hold, 4 reject" in out
 
@@ -108,7 +96,7 @@ def test_plan_warns_where_a_set_cannot_settle_its_margin(capsys: pytest.CaptureF
     assert "warning: support_intent cannot settle its own margin of 0.02 with 10 items" in out
 
 
-def test_a_store_without_permission_is_said(
+def test_a_store_that_cannot_be_written_is_said(
     capsys: pytest.CaptureFixture[str], local: list[str], tmp_path: Path
 ) -> None:
     """A file where the store should be is an environment problem that names paths.store."""
@@ -119,7 +107,7 @@ def test_a_store_without_permission_is_said(
 
 
 def test_a_bad_checkpoint_fails_its_stage_with_its_reason(local: list[str]) -> None:
-    """NaN weights stop the first stage; the reason, the log and the command that repeats it are printed, no traceback."""
+    """NaN weights stop the first stage; the reason and the command that repeats it are printed, no traceback."""
     import numpy as np
 
     source = Path(local[0].partition("=")[2])
