@@ -13,7 +13,9 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 
 from pipelines.errors import ConfigError, Problem, closest
 
-CONF_DIR = Path(__file__).resolve().parent.parent / "conf"
+_HERE = Path(__file__).resolve().parent
+# Beside the package in a checkout, inside it in a wheel.
+CONF_DIR = _HERE / "conf" if (_HERE / "conf").is_dir() else _HERE.parent / "conf"
 
 
 class Strict(BaseModel):
