@@ -25,7 +25,7 @@ from outcome import conclude, conditions
 from pipelines.engine.serving import serve
 from pipelines.probe.bandwidth import BandwidthProbe
 
-VARIANTS = ("baseline", "awq_w4a16_g64", "gptq_w4a16_g64", "gptq_w4a16_g64_head")
+VARIANTS = ("baseline", "awq_w4a16_g64_quick", "gptq_w4a16_g64_quick", "gptq_w4a16_g64_head")
 HF, LLAMA = "transformers bf16", "llama.cpp Q4_0"
 Decode = Callable[[list[int], int], float]
 

@@ -163,13 +163,15 @@ class _Assembly:
             max_ratio=held_out.max_ratio,
         )
         inputs = {"variant": quantized} | ({} if baseline is None else {"base": baseline})
-        return self.step(REFERENCE, f"reload {variant.name}", config, inputs)
+        return self.step(REFERENCE, f"reload {variant.name}", config, inputs, batch=f"build {quantized.key}")
 
     def built(self, label: str, engine: Engine, variant: Variant, quantized: Step, checked: Step) -> Step:
         row = engine.row
         stage = Stage("engine", f"engine.{row.name}", row.version, row.build, row.config_type, row.packages)
         inputs = {"variant": quantized, "reference": checked}
-        return self.step(stage, f"engine {label}", engine.config, inputs, size=self.weight_bytes(variant, other=4))
+        size = self.weight_bytes(variant, other=4)
+        batch = f"build {quantized.key}"  # reloading and building import the same libraries
+        return self.step(stage, f"engine {label}", engine.config, inputs, size=size, batch=batch)
 
     def weight_bytes(self, variant: Variant, other: int) -> float:
         """Estimate what a variant's weights take: linear layers by their scheme, the rest at `other` bytes each."""

@@ -6,9 +6,9 @@ import shutil
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
-from pydantic import BaseModel, Field, ValidationError
+from pydantic import BaseModel, Field, PositiveInt, ValidationError
 
 from pipelines.config import Strict, find, parse, problems_of
 from pipelines.decide.gate import EvalCard, GateConfig
@@ -78,6 +78,9 @@ class CampaignConfig(Strict):
     variant: dict[str, dict[str, Any]] = Field(min_length=1)
     engine: dict[str, dict[str, Any]] = Field(min_length=1)
     evalset: dict[str, EvalsetConfig] = Field(min_length=1)
+    items_per_set: Literal["quick"] | PositiveInt | None = Field(
+        default=None, description="most items of each eval set without a limit of its own; quick: as its card says"
+    )
     held_out: HeldOut
     probe: ProbeConfig
     gate: GateConfig
@@ -239,7 +242,7 @@ def _evalsets(config: CampaignConfig, problems: list[Problem]) -> list[Evalset]:
     found = []
     for name, given in config.evalset.items():
         try:
-            found.append(load_evalset(given))
+            found.append(_drawn(load_evalset(given), config))
         except InputError as error:
             problems.append(_said(f"evalset.{name}", given.path or given.task, error))
     names = [e.name for e in found]
@@ -248,6 +251,14 @@ def _evalsets(config: CampaignConfig, problems: list[Problem]) -> list[Evalset]:
     if not find(config.held_out.text).is_file():
         problems.append(Problem("held_out.text", config.held_out.text, "no such file"))
     return found
+
+
+def _drawn(evalset: Evalset, config: CampaignConfig) -> Evalset:
+    """The eval set, with fewer items where the campaign asks for fewer and the set's own configuration does not say."""
+    most = evalset.card.quick if config.items_per_set == "quick" else config.items_per_set
+    if most is None or evalset.config.limit is not None:
+        return evalset
+    return load_evalset(evalset.config.model_copy(update={"limit": most}))
 
 
 def _misfits(variants: list[Variant], base: Inspected) -> list[Problem]:

@@ -7,7 +7,7 @@ import os
 import signal
 import subprocess
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -71,8 +71,7 @@ def execute(
             watch(Event(first, "skipped", text=outcomes[first.key].message))
             del waiting[first.key]
             continue
-        batch = [first] if first.batch is None else [s for s in waiting.values() if _joins(s, first, outcomes)]
-        for outcome in _run_child(batch, store, watch, env):
+        for outcome in _run_child(_batch(first, waiting.values(), outcomes), store, watch, env):
             outcomes[outcome.step.key] = outcome
             del waiting[outcome.step.key]
     return outcomes
@@ -82,9 +81,17 @@ def _lost_input(step: Step, outcomes: Mapping[str, Outcome]) -> Outcome | None:
     return next((o for up in step.upstream() if (o := outcomes[up.key]).state in ("failed", "skipped")), None)
 
 
-def _joins(step: Step, first: Step, outcomes: Mapping[str, Outcome]) -> bool:
-    ready = all(up.key in outcomes for up in step.upstream())
-    return step.batch == first.batch and ready and _lost_input(step, outcomes) is None
+def _batch(first: Step, waiting: Iterable[Step], outcomes: Mapping[str, Outcome]) -> list[Step]:
+    """The steps that go into one child with the first: those of its batch that need only what is there by then."""
+    batch = [first]
+    if first.batch is None:
+        return batch
+    there = {key for key, o in outcomes.items() if o.state in ("made", "reused")} | {first.key}
+    for step in waiting:
+        if step is not first and step.batch == first.batch and all(up.key in there for up in step.upstream()):
+            batch.append(step)
+            there.add(step.key)
+    return batch
 
 
 def _run_child(steps: Sequence[Step], store: Store, watch: Watch, env: Mapping[str, str]) -> Iterator[Outcome]:

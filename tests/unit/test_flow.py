@@ -138,6 +138,17 @@ def test_a_batch_goes_on_after_one_of_it_died(store: Store) -> None:
     assert ["made", "failed", "made"] == [outcomes[s.key].state for s in batch]
 
 
+def test_a_step_may_share_a_process_with_what_it_reads(store: Store) -> None:
+    """A chain in one batch runs in one process; when its first link fails, the rest is skipped."""
+    first = step(1, batch="b")
+    second = step(2, batch="b", source=first)
+    assert ["made", "made"] == [o.state for o in run(store, second).values()]
+    assert 1 == len({manifest(store.path("toy", s.key)).facts["pid"] for s in (first, second)})
+    bad = step(3, "raise", batch="c")
+    outcomes = run(store, step(4, batch="c", source=bad))
+    assert ["failed", "skipped"] == [o.state for o in outcomes.values()]
+
+
 def test_progress_reaches_the_watcher(store: Store) -> None:
     """What a stage reports arrives with its step."""
     events: list[Event] = []
