@@ -191,3 +191,16 @@ def test_same_content_elsewhere_has_the_same_digest(tmp_path: Path) -> None:
     (other / "notes.md").write_text("mine")
     os.utime(other / "config.json", (0, 0))
     assert look(one, tmp_path).config.digest == look(other, tmp_path).config.digest
+
+
+def test_what_a_slow_reader_found_is_read_once(tmp_path: Path) -> None:
+    """The same content is not parsed twice, by this process or the next."""
+    calls: list[int] = []
+
+    def read() -> dict[str, int]:
+        calls.append(1)
+        return {"answer": 42}
+
+    for cache in (DigestCache(tmp_path / "d.json"), DigestCache(tmp_path / "d.json")):
+        assert {"answer": 42} == cache.found_in("abc", read)
+    assert [1] == calls
