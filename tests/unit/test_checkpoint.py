@@ -201,6 +201,6 @@ def test_what_a_slow_reader_found_is_read_once(tmp_path: Path) -> None:
         calls.append(1)
         return {"answer": 42}
 
-    for cache in (DigestCache(tmp_path / "d.json"), DigestCache(tmp_path / "d.json")):
-        assert {"answer": 42} == cache.found_in("abc", read)
+    for _ in range(2):
+        assert {"answer": 42} == DigestCache(tmp_path / "d.json").found_in("abc", read)
     assert [1] == calls
