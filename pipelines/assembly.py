@@ -182,14 +182,14 @@ class _Assembly:
         return linear * each + (base.parameters - linear) * other
 
     def scored(self, label: str, built: Step) -> dict[str, Step]:
-        """Scores of one engine share a process, and with it imports and the running engine."""
+        """Scores share a process, and with it imports and, as long as the engine is the same, its server."""
         return {
             e.name: self.step(
                 SCORES,
                 f"score {label} on {e.name}",
                 ScoresConfig(evalset=e.config, digest=e.digest),
                 {"engine": built},
-                batch=f"score {built.key}",
+                batch="score",
             )
             for e in self.campaign.evalsets
         }

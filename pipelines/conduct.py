@@ -62,7 +62,8 @@ class Timings:
 
 def goals(assembled: Assembled, until: Until) -> list[Step]:
     """The steps whose artifacts a verb asks for."""
-    made = [step for candidate in assembled.candidates for step in candidate.steps]
+    made = [c.built for c in assembled.candidates]  # engines first, so that all scoring shares one process
+    made += [step for c in assembled.candidates for step in c.scores.values()]
     if until != "score":
         made += [assembled.latency] if assembled.latency is not None else []
     if until in ("decide", "run"):

@@ -23,6 +23,7 @@ from pipelines.engine.ort_preflight import preflight, redundant
 from pipelines.errors import StageFailed
 from pipelines.flow.progress import report
 from pipelines.flow.store import Fact, facts
+from pipelines.intake.lean import without_unused
 from pipelines.quantize.packing import Codes, QuantizedModules, check_declared_format, open_quantized
 from pipelines.quantize.reference import load_tokens
 from pipelines.quantize.shards import quantization_config
@@ -74,6 +75,7 @@ def serve(engine: Path, port: int, threads: int) -> tuple[list[str], dict[str, s
     return argv, {"OMP_NUM_THREADS": str(threads)}
 
 
+@without_unused()
 def build(config: OrtGenaiConfig, out: Path, *, variant: Path, reference: Path) -> dict[str, Fact]:
     """Export a variant with its own codes, then hold the engine to it.
 

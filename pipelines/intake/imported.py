@@ -10,8 +10,10 @@ from pipelines.flow import progress
 from pipelines.flow.store import Fact
 from pipelines.intake import gguf, shards
 from pipelines.intake.checkpoint import ImportConfig, kept_files, read_model_config
+from pipelines.intake.lean import without_unused
 
 
+@without_unused()
 def run(config: ImportConfig, out: Path) -> dict[str, Fact]:
     """Bring the base in and verify all of it: every weight finite, architecture known, tokenizer loads.
 

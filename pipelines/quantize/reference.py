@@ -16,6 +16,7 @@ from pipelines.config import Strict
 from pipelines.errors import InputError, StageFailed
 from pipelines.flow.progress import report
 from pipelines.flow.store import Fact, facts
+from pipelines.intake.lean import without_unused
 
 if TYPE_CHECKING:
     import numpy as np
@@ -36,6 +37,7 @@ class ReferenceConfig(Strict):
     max_ratio: float = Field(5.0, gt=1)
 
 
+@without_unused()
 def run_reference(config: ReferenceConfig, out: Path, *, variant: Path, base: Path | None = None) -> dict[str, Fact]:
     """Score held-out windows on the reloaded variant. Without `base`, the variant is the base.
 
