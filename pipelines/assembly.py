@@ -66,6 +66,7 @@ DECISION = Stage(
 REPORT = Stage("report", "report", 1, "pipelines.track.report:run", "pipelines.track.report:ReportConfig")
 TRACK = Stage("track", "track", 1, "pipelines.track.runs:run", "pipelines.track.runs:TrackingConfig", ("mlflow",))
 
+SMALL_BASE = 2**30
 Inputs = Mapping[str, Step | tuple[Step, ...]]
 
 # Seconds on a machine that has not run a stage yet; afterwards its own last run is the estimate.
@@ -163,15 +164,19 @@ class _Assembly:
             max_ratio=held_out.max_ratio,
         )
         inputs = {"variant": quantized} | ({} if baseline is None else {"base": baseline})
-        return self.step(REFERENCE, f"reload {variant.name}", config, inputs, batch=f"build {quantized.key}")
+        return self.step(REFERENCE, f"reload {variant.name}", config, inputs, batch=self.building(quantized))
 
     def built(self, label: str, engine: Engine, variant: Variant, quantized: Step, checked: Step) -> Step:
         row = engine.row
         stage = Stage("engine", f"engine.{row.name}", row.version, row.build, row.config_type, row.packages)
         inputs = {"variant": quantized, "reference": checked}
         size = self.weight_bytes(variant, other=4)
-        batch = f"build {quantized.key}"  # reloading and building import the same libraries
-        return self.step(stage, f"engine {label}", engine.config, inputs, size=size, batch=batch)
+        return self.step(stage, f"engine {label}", engine.config, inputs, size=size, batch=self.building(quantized))
+
+    def building(self, quantized: Step) -> str:
+        """Reloading and building import the same libraries, so they share a process: each variant's own, or, where a
+        base is so small that imports cost more than its memory, one for all."""
+        return "build" if self.campaign.base.size_bytes < SMALL_BASE else f"build {quantized.key}"
 
     def weight_bytes(self, variant: Variant, other: int) -> float:
         """Estimate what a variant's weights take: linear layers by their scheme, the rest at `other` bytes each."""

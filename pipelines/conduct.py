@@ -62,7 +62,8 @@ class Timings:
 
 def goals(assembled: Assembled, until: Until) -> list[Step]:
     """The steps whose artifacts a verb asks for."""
-    made = [c.built for c in assembled.candidates]  # engines first, so that all scoring shares one process
+    # Variants, then engines, then scores: steps that may share a process come together.
+    made = [c.quantized for c in assembled.candidates] + [c.built for c in assembled.candidates]
     made += [step for c in assembled.candidates for step in c.scores.values()]
     if until != "score":
         made += [assembled.latency] if assembled.latency is not None else []

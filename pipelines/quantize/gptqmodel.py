@@ -89,6 +89,10 @@ class GptqModelConfig(Strict):
     quantizer: Literal["gptqmodel_gptq"] = "gptqmodel_gptq"
     scheme: Annotated[str, AfterValidator(one_of(SCHEMES))]
     ignore: tuple[str, ...] = Field(default=("lm_head",), description="layers left as they are: names, or re: patterns")
+    compute_dtype: Literal["auto", "float32", "checkpoint"] = Field(
+        default="auto",
+        description="auto: float32 without an accelerator, else the checkpoint's; storage does not change",
+    )
     seed: int = Field(default=0, ge=0, description="seed of everything random in the library")
     options: GptqModelOptions = GptqModelOptions()
 

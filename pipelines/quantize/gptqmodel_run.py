@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import csv
 import json
-import os
 import re
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -20,11 +18,10 @@ from pipelines.quantize.carry import carry_over
 from pipelines.quantize.checks import check_saved, linear_shapes, saved_facts, targeted
 from pipelines.quantize.failures import library_failures
 from pipelines.quantize.gptqmodel import GptqModelConfig
+from pipelines.quantize.gptqmodel_cpu import FLOAT32, narrow, stored_dtype, two_workers
+from pipelines.quantize.llmcompressor_cpu import computes_in_float32
 from pipelines.quantize.scheme import parse
 
-TESTED = ("7.6.0", "7.7.0")
-"""Releases whose pool for loading wants two workers where a machine with two cores is given one."""
-WORKERS = "GPTQMODEL_CPU_WORKERS"
 NOT_PART = frozenset({"offload_to_disk_path"})
 """Where this run put its temporary files: not a property of what it made."""
 
@@ -42,8 +39,8 @@ def run(
         raise InputError(f"{config.quantizer} needs a calibration set; choose one with `calibration=`")
     samples = calibration_set.load(calibration)
     expected = targeted(linear_shapes(checkpoint), ("Linear",), config.ignore)
-    with without_unused(), two_workers() as adaptation:
-        _quantize(config, samples, checkpoint, out)
+    with without_unused(), two_workers() as pooled:
+        widened = _quantize(config, samples, checkpoint, out)
     _settle(out)
     carry_over(checkpoint, out)
     coverage = check_saved(out, checkpoint, expected)
@@ -52,19 +49,23 @@ def run(
         "quantizer": config.quantizer,
         "library": "gptqmodel",
         "library_version": version("gptqmodel"),
-        "adaptations": adaptation,
+        "adaptations": "; ".join(filter(None, (pooled, widened))),
         **saved_facts(out, coverage),
     }
 
 
-def _quantize(config: GptqModelConfig, samples: Sequence[Sequence[int]], checkpoint: Path, out: Path) -> None:
+def _quantize(config: GptqModelConfig, samples: Sequence[Sequence[int]], checkpoint: Path, out: Path) -> str:
+    """Quantize and save; give what had to be adapted."""
     import torch
     from gptqmodel import GPTQModel, QuantizeConfig
 
     torch.manual_seed(config.seed)
     options = config.options
+    stored = stored_dtype(checkpoint)
+    widened = stored != "float32" and computes_in_float32(config.compute_dtype)
     with library_failures("GPTQModel", checkpoint.name):
-        model = GPTQModel.load(str(checkpoint), QuantizeConfig(**_settings(config)))
+        loading = {"dtype": torch.float32} if widened else {}
+        model = GPTQModel.load(str(checkpoint), QuantizeConfig(**_settings(config)), **loading)
         model.layer_callback = _LayersReported(int(model.model.config.get_text_config().num_hidden_layers))
         model.quantize(
             [{"input_ids": list(ids), "attention_mask": [1] * len(ids)} for ids in samples],
@@ -74,6 +75,9 @@ def _quantize(config: GptqModelConfig, samples: Sequence[Sequence[int]], checkpo
         )
         progress.report(0, 1, "saving")
         model.save(str(out))
+    if widened:
+        narrow(out, stored)
+    return FLOAT32 if widened else ""
 
 
 def _settings(config: GptqModelConfig) -> dict[str, Any]:
@@ -134,25 +138,3 @@ def _settle(out: Path) -> None:
             writer = csv.DictWriter(file, fieldnames=list(rows[0]) if rows else ["layer"])
             writer.writeheader()
             writer.writerows(rows)
-
-
-@contextmanager
-def two_workers() -> Iterator[str]:
-    """Give the library's pool the two workers its loader asks for, where there is no accelerator and few cores.
-
-    The pool is made when the library is first used, so this must be around its import.
-
-    Yields:
-        What was adapted, "" where nothing was.
-    """
-    import torch
-
-    needed = (os.cpu_count() or 1) < 3 and not torch.accelerator.is_available()
-    if not needed or WORKERS in os.environ or version("gptqmodel") not in TESTED:
-        yield ""
-        return
-    os.environ[WORKERS] = "2"
-    try:
-        yield f"gptqmodel: {WORKERS}=2, as its loader wants two workers"
-    finally:
-        del os.environ[WORKERS]
