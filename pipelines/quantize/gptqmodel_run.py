@@ -5,7 +5,9 @@ from __future__ import annotations
 import csv
 import json
 import re
-from collections.abc import Sequence
+import tempfile
+from collections.abc import Iterator, Sequence
+from contextlib import chdir, contextmanager
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -39,8 +41,8 @@ def run(
         raise InputError(f"{config.quantizer} needs a calibration set; choose one with `calibration=`")
     samples = calibration_set.load(calibration)
     expected = targeted(linear_shapes(checkpoint), ("Linear",), config.ignore)
-    with without_unused(), two_workers() as pooled:
-        widened = _quantize(config, samples, checkpoint, out)
+    with without_unused(), two_workers() as pooled, _scratch() as scratch:
+        widened = _quantize(config, samples, checkpoint.resolve(), out.resolve(), scratch)
     _settle(out)
     carry_over(checkpoint, out)
     coverage = check_saved(out, checkpoint, expected)
@@ -54,7 +56,9 @@ def run(
     }
 
 
-def _quantize(config: GptqModelConfig, samples: Sequence[Sequence[int]], checkpoint: Path, out: Path) -> str:
+def _quantize(
+    config: GptqModelConfig, samples: Sequence[Sequence[int]], checkpoint: Path, out: Path, scratch: Path
+) -> str:
     """Quantize and save; give what had to be adapted."""
     import torch
     from gptqmodel import GPTQModel, QuantizeConfig
@@ -65,7 +69,7 @@ def _quantize(config: GptqModelConfig, samples: Sequence[Sequence[int]], checkpo
     widened = stored != "float32" and computes_in_float32(config.compute_dtype)
     with library_failures("GPTQModel", checkpoint.name):
         loading = {"dtype": torch.float32} if widened else {}
-        model = GPTQModel.load(str(checkpoint), QuantizeConfig(**_settings(config)), **loading)
+        model = GPTQModel.load(str(checkpoint), QuantizeConfig(**_settings(config, scratch)), **loading)
         model.layer_callback = _LayersReported(int(model.model.config.get_text_config().num_hidden_layers))
         model.quantize(
             [{"input_ids": list(ids), "attention_mask": [1] * len(ids)} for ids in samples],
@@ -80,7 +84,14 @@ def _quantize(config: GptqModelConfig, samples: Sequence[Sequence[int]], checkpo
     return FLOAT32 if widened else ""
 
 
-def _settings(config: GptqModelConfig) -> dict[str, Any]:
+@contextmanager
+def _scratch() -> Iterator[Path]:
+    """A directory to work in while the library does, which writes logs wherever it is run."""
+    with tempfile.TemporaryDirectory(prefix="gptqmodel_") as directory, chdir(directory):
+        yield Path(directory)
+
+
+def _settings(config: GptqModelConfig, scratch: Path) -> dict[str, Any]:
     """The library's own config: a scheme in its terms, and layers to leave alone as negative rules of `dynamic`."""
     from gptqmodel.quantization.config import FORMAT, METHOD, HessianConfig
     from gptqmodel.quantization.config import Fallback as LibraryFallback
@@ -100,6 +111,7 @@ def _settings(config: GptqModelConfig) -> dict[str, Any]:
         "sym": scheme.symmetric,
         "method": METHOD.GPTQ,
         "format": FORMAT.GPTQ,
+        "offload_to_disk_path": str(scratch / "offloaded") if options.offload_to_disk else None,
         "dynamic": rules or None,
         "fallback": LibraryFallback(**options.fallback.model_dump()) if options.fallback else None,
         "hessian": HessianConfig(**options.hessian.model_dump()),

@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import shutil
 from collections.abc import Callable, Iterator
+from contextlib import chdir
 from pathlib import Path
 from typing import Any
 
@@ -223,6 +224,16 @@ def test_a_group_that_does_not_divide_fails_before_anything_is_saved(run: Quanti
     with pytest.raises(StageFailed, match="could not quantize"):
         run("llmcompressor_rtn", scheme="W4A16_G128")
     assert [] == list(tmp_path.iterdir())
+
+
+def test_nothing_is_written_elsewhere(run: Quantize, tmp_path_factory: pytest.TempPathFactory) -> None:
+    """Tokenizer, template, settings and licence are the base's bytes; the dtype on disk is the base's too."""
+    here = tmp_path_factory.mktemp("here")
+    with chdir(here):
+        variant, _ = run("gptqmodel_gptq", scheme="W4A16_G64")
+    assert [] == list(here.iterdir())
+    said = (variant / "quantize_config.json").read_text() + (variant / "quant_log.csv").read_text()
+    assert (False, False) == ("offload_to_disk_path" in said, "time" in said)
 
 
 @pytest.mark.parametrize("accelerator", [False, True])
