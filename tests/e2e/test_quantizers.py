@@ -227,7 +227,7 @@ def test_a_group_that_does_not_divide_fails_before_anything_is_saved(run: Quanti
 
 
 def test_nothing_is_written_elsewhere(run: Quantize, tmp_path_factory: pytest.TempPathFactory) -> None:
-    """Tokenizer, template, settings and licence are the base's bytes; the dtype on disk is the base's too."""
+    """A library that logs to the working directory leaves nothing there, and equal runs save equal files."""
     here = tmp_path_factory.mktemp("here")
     with chdir(here):
         variant, _ = run("gptqmodel_gptq", scheme="W4A16_G64")
