@@ -12,6 +12,7 @@ import pytest
 import yaml
 from pydantic import BaseModel, ValidationError
 
+from pipelines.compose import compose
 from pipelines.config import CONF_DIR, keyed
 from pipelines.flow.stage import resolve
 from pipelines.intake.calibration import CalibrationConfig
@@ -114,12 +115,10 @@ def test_who_needs_a_calibration_set(quantizer: str, scheme: str, needed: bool) 
 
 @pytest.mark.parametrize("path", VARIANTS, ids=lambda p: p.stem)
 def test_shipped_variants_are_valid(path: Path) -> None:
-    """Each conf/variant file puts itself under its own name and validates against its row."""
-    text = path.read_text()
-    assert f"# @package variant.{path.stem}" == text.splitlines()[0]
-    data = yaml.safe_load(text)
-    row = QUANTIZERS[data["quantizer"]]
-    config_type(row).model_validate(data)
+    """Each conf/variant file composes to a variant of its own name, which validates against its row."""
+    composed = compose([f"variant=[{path.stem}]"])["variant"]
+    data = composed[path.stem]
+    config_type(QUANTIZERS[data["quantizer"]]).model_validate(data)
 
 
 @pytest.mark.parametrize("path", CALIBRATIONS, ids=lambda p: p.stem)
