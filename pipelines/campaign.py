@@ -34,7 +34,9 @@ class Paths(Strict):
     """Where artifacts go."""
 
     store: str = Field(
-        default="engines_out", description="artifact store; one directory per artifact, safe to share between runs"
+        default="engines_out",
+        min_length=1,
+        description="artifact store; one directory per artifact, safe to share between runs",
     )
     ledger: str = Field(default="mlruns/ledger.jsonl", description="append-only record of promotions and rollbacks")
 

@@ -62,10 +62,13 @@ def main(argv: Sequence[str]) -> int:
     try:
         answer = verbs[argv[0]].run(args)
     except QuantgateError as error:
-        return _complain(error, as_json=args.json)
+        return _complain(argv[0], error, as_json=args.json)
+    except BrokenPipeError:  # whoever read our output has seen enough
+        sys.stderr.close()
+        return 0
     except OSError as error:  # disk full, no permission, read-only: this machine's, not a fault to trace
         where = f"{error.filename}: " if error.filename else ""
-        return _complain(EnvironmentProblem(f"{where}{error.strerror or error}"), as_json=args.json)
+        return _complain(argv[0], EnvironmentProblem(f"{where}{error.strerror or error}"), as_json=args.json)
     except KeyboardInterrupt:
         print("interrupted; what was finished is kept, run the same command again to go on", file=sys.stderr)
         return INTERRUPTED
@@ -74,7 +77,7 @@ def main(argv: Sequence[str]) -> int:
     return answer.code
 
 
-def _complain(error: QuantgateError, *, as_json: bool) -> int:
+def _complain(verb: str, error: QuantgateError, *, as_json: bool) -> int:
     lines = str(error).splitlines() or [type(error).__name__]
     problems = error.problems if isinstance(error, ConfigError) else ()
     if len(problems) > 1:
@@ -84,7 +87,11 @@ def _complain(error: QuantgateError, *, as_json: bool) -> int:
         lines[0] = f"error: {lines[0]}"
     print("\n".join(lines), file=sys.stderr)
     if as_json:
-        print(json.dumps({"exit_code": error.exit_code, "error": type(error).__name__, "message": str(error)}))
+        print(
+            json.dumps(
+                {"verb": verb, "exit_code": error.exit_code, "error": type(error).__name__, "message": str(error)}
+            )
+        )
     return error.exit_code
 
 
@@ -143,8 +150,15 @@ def _port(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--port", type=int, default=UI_PORT, help="loopback port of the MLflow server")
 
 
+def _count(text: str) -> int:
+    number = int(text)
+    if number < 0:
+        raise argparse.ArgumentTypeError(f"{number} is below 0")
+    return number
+
+
 def _gc(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--keep", type=int, default=3, help="decisions kept per campaign, newest first")
+    parser.add_argument("--keep", type=_count, default=3, help="decisions kept per campaign, newest first")
     parser.add_argument("--dry-run", action="store_true", help="only say what would go")
 
 
@@ -173,6 +187,6 @@ def _verbs() -> dict[str, Verb]:
         "status": Verb("show the decisions made here", lazily(keeping, "status"), True),
         "ui": Verb("open the results in MLflow", lazily(campaign, "ui"), True, _port),
         "doctor": Verb("say what this machine can do and what is missing", lazily(keeping, "doctor"), True),
-        "gc": Verb("remove artifacts that no recent decision and no alias reaches", lazily(keeping, "gc"), True, _gc),
+        "gc": Verb("remove what neither a recent decision nor one in the ledger reaches", lazily(keeping, "gc"), True, _gc),
         "verify": Verb("hash every artifact again and name what differs", lazily(keeping, "verify"), True),
     }  # fmt: skip

@@ -22,7 +22,8 @@ def compose(overrides: Sequence[str], config_dir: Path | None = None) -> dict[st
         ConfigError: an override that names no group, option or key, with the closest match.
     """
     from hydra.errors import HydraException
-    from omegaconf.errors import OmegaConfBaseException
+    from omegaconf.errors import MissingMandatoryValue, OmegaConfBaseException
+    from yaml import YAMLError
 
     directory = config_dir or CONF_DIR
     if not (directory / "config.yaml").is_file():
@@ -30,6 +31,10 @@ def compose(overrides: Sequence[str], config_dir: Path | None = None) -> dict[st
     _parsed(overrides)
     try:
         return _composed(overrides, directory)
+    except YAMLError as error:
+        raise ConfigError(f"{directory}: a file there is not YAML: {' '.join(str(error).split())}") from None
+    except MissingMandatoryValue as error:
+        raise ConfigError(f"{getattr(error, 'full_key', None) or 'a key'}: must be given, it has no default") from None
     except (HydraException, OmegaConfBaseException) as error:
         raise ConfigError(_explain(error, overrides, directory)) from None
 
@@ -86,18 +91,18 @@ def _explain(error: Exception, overrides: Sequence[str], directory: Path) -> str
             if wrong:
                 return f"{name}={value}: there is no {name} {wrong[0]!r}; {closest(wrong[0], groups[name])}"
         elif f"'{name}'" in text:
-            return f"{override}: there is no key {name!r}; {_nearest(name, overrides, directory)}"
+            near = _nearest(name, overrides, directory)
+            return f"{override}: there is no key {name!r}; {near or f'write +{override} to add it'}"
     return text.split(" Full list")[0]
 
 
 def _nearest(key: str, overrides: Sequence[str], directory: Path) -> str:
-    """The keys that stand where an unknown one was looked for, among what the other overrides compose to."""
-    at: Any = _composed(
-        [o for o in overrides if o.partition("=")[0].split(".")[0] in ("experiment", "variant")], directory
-    )
+    """The keys that stand where an unknown one was looked for, among what the chosen groups compose to."""
+    groups = {p.name for p in directory.iterdir() if p.is_dir()}
+    at: Any = _composed([o for o in overrides if o.partition("=")[0] in groups], directory)
     *parents, last = key.split(".")
     for parent in parents:
         if not isinstance(at, Mapping) or parent not in at:
-            return closest(parent, at) if isinstance(at, Mapping) else "nothing is below it"
+            return closest(parent, at) if isinstance(at, Mapping) and at else ""
         at = at[parent]
-    return closest(last, at) if isinstance(at, Mapping) else "nothing is below it"
+    return closest(last, at) if isinstance(at, Mapping) and at else ""

@@ -70,7 +70,7 @@ def problems_of(error: ValidationError, model: type[BaseModel], prefix: str = ""
     """Turn pydantic's errors into problems whose keys are Hydra override paths."""
     found = []
     for e in error.errors():
-        path = [str(part) for part in e["loc"]]
+        path = [str(part) for part in e["loc"] if not _is_branch(part)]
         key = ".".join([prefix, *path] if prefix else path)
         if e["type"] == "extra_forbidden":
             allowed = closest(path[-1], _fields_at(model, path[:-1]))
@@ -81,7 +81,26 @@ def problems_of(error: ValidationError, model: type[BaseModel], prefix: str = ""
             ctx = e.get("ctx", {})
             allowed = f"allowed: {ctx['expected']}" if "expected" in ctx else ""
             found.append(Problem(key, e["input"], e["msg"].removeprefix("Value error, "), allowed))
-    return found
+    return _merged(found)
+
+
+def _merged(found: list[Problem]) -> list[Problem]:
+    """One problem a key: where a value fits none of several types, each says what it wants."""
+    by_key: dict[str, Problem] = {}
+    for p in found:
+        known = by_key.get(p.key)
+        by_key[p.key] = (
+            p if known is None else Problem(p.key, p.value, f"{known.message}, or: {p.message}", known.allowed)
+        )
+    return list(by_key.values())
+
+
+_PLAIN = frozenset({"int", "float", "str", "bool"})
+
+
+def _is_branch(part: object) -> bool:
+    """pydantic names the branches of a union in a location; they are no keys."""
+    return isinstance(part, str) and (part in _PLAIN or "[" in part or part.startswith("constrained-"))
 
 
 def _fields_at(model: type[BaseModel], path: Sequence[str]) -> list[str]:

@@ -83,6 +83,10 @@ class EndpointError(QuantgateError):
 def closest(word: str, allowed: Iterable[str]) -> str:
     """Say what is allowed, the nearest match first: "did you mean 'awq'? allowed: awq, gptq"."""
     names = sorted(allowed)
-    near = difflib.get_close_matches(word, names, n=1, cutoff=0.5)
+    if not names:
+        return "there are none here"
+    near = (
+        difflib.get_close_matches(word, names, n=1, cutoff=0.5) or [n for n in names if word and n.startswith(word)][:1]
+    )
     listed = ", ".join(names[:20]) + (f" and {len(names) - 20} more" if len(names) > 20 else "")
     return (f"did you mean {near[0]!r}? " if near else "") + f"allowed: {listed}"

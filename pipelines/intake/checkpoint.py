@@ -86,7 +86,10 @@ def _locate(config: CheckpointConfig) -> Path:
     if not config.source.startswith("package:"):
         return find(config.source)
     package, _, inside = config.source.removeprefix("package:").partition("/")
-    spec = importlib.util.find_spec(package)
+    try:
+        spec = importlib.util.find_spec(package)
+    except (ModuleNotFoundError, ValueError):
+        spec = None
     if spec is None or spec.origin is None:
         raise InputError(
             f"checkpoint.source={config.source!r}: package {package!r} is not installed (`make demo` fetches it)"
@@ -147,6 +150,14 @@ def _inspect_directory(path: Path, config: CheckpointConfig, cache: DigestCache)
         raise InputError(f"checkpoint.source={config.source!r}: the directory is empty ({path})")
     model = read_model_config(path)
     tensors = shards.read_headers(path)
+    if not tensors:
+        raise InputError(f"checkpoint.source={config.source!r}: its weights hold no tensors")
+    quantized = (model.get("quantization_config") or {}).get("quant_method")
+    if quantized:
+        raise InputError(
+            f"checkpoint.source={config.source!r}: is quantized already ({quantized}); give the base it was made from"
+        )
+    _check_tokenizer(path)
     if not any((path / name).is_file() for name in TOKENIZER_FILES):
         raise InputError(
             f"checkpoint.source={config.source!r}: no tokenizer ({' or '.join(TOKENIZER_FILES)}) in {path}"
@@ -157,7 +168,7 @@ def _inspect_directory(path: Path, config: CheckpointConfig, cache: DigestCache)
         source=str(path),
         digest=cache.of_all(kept, path),
         licence=config.licence,
-        prior_quantization=str((model.get("quantization_config") or {}).get("quant_method", "")),
+        prior_quantization="",
     )
     shapes = {
         name.removesuffix(".weight"): (t.shape[0], t.shape[1])
@@ -177,19 +188,34 @@ def _inspect_directory(path: Path, config: CheckpointConfig, cache: DigestCache)
     )
 
 
+def _check_tokenizer(path: Path) -> None:
+    """A tokenizer.json that is no JSON is told now, not when the first text is tokenized."""
+    file = path / "tokenizer.json"
+    if file.is_file():
+        try:
+            json.loads(file.read_bytes())
+        except ValueError as error:
+            raise InputError(f"{file}: not valid JSON ({error})") from None
+
+
 def read_model_config(path: Path) -> dict[str, Any]:
-    """Read config.json and check that it names an architecture transformers knows.
+    """Read config.json. Whether transformers knows its model_type is found out when it is imported.
 
     Raises:
-        InputError: no config.json, not JSON, or a model_type nobody knows (closest match offered).
+        InputError: no config.json, not a JSON object with a model_type, or numbers that are none.
     """
     file = path / "config.json"
     try:
         model: dict[str, Any] = json.loads(file.read_text())
     except FileNotFoundError:
         raise InputError(f"{file}: missing; a Hugging Face checkpoint directory has one") from None
-    except ValueError as error:
-        raise InputError(f"{file}: not valid JSON ({error})") from None
+    except (ValueError, OSError) as error:
+        raise InputError(f"{file}: not readable as JSON ({error})") from None
+    if not isinstance(model, dict):
+        raise InputError(f"{file}: holds {type(model).__name__}, not the keys of a model's configuration")
+    for key in ("hidden_size", "num_hidden_layers", "vocab_size", "max_position_embeddings"):
+        if not isinstance(model.get(key, 0), int | None):
+            raise InputError(f"{file}: {key}={model[key]!r} is not a whole number")
     if not model.get("model_type"):
         raise InputError(f"{file}: names no model_type, so the architecture is unknown")
     return model

@@ -55,6 +55,9 @@ def read_header(path: Path) -> GgufHeader:
     """
     from gguf import GGUFReader
 
+    with path.open("rb") as f:
+        if f.read(4) != b"GGUF":
+            raise InputError(f"{path}: not a readable GGUF file (it does not begin with GGUF)")
     try:
         reader = GGUFReader(path)
     except (ValueError, OSError, IndexError, KeyError) as error:

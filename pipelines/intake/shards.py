@@ -8,6 +8,7 @@ import struct
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from pipelines.errors import InputError
 
@@ -94,17 +95,24 @@ def _read(shard: Path) -> Iterator[tuple[str, TensorHeader]]:
             header = json.loads(f.read(length))
     except (struct.error, ValueError) as error:
         raise InputError(f"{shard}: not a readable safetensors file ({error})") from None
-    header.pop("__metadata__", None)
-    ends = [int(entry["data_offsets"][1]) for entry in header.values()]
-    expected = 8 + length + max(ends, default=0)
+    try:
+        header.pop("__metadata__", None)
+        declared = [_tensor(shard, name, entry) for name, entry in header.items()]
+    except (AttributeError, KeyError, TypeError, ValueError, IndexError) as error:
+        raise InputError(f"{shard}: its header is not one of safetensors ({type(error).__name__}: {error})") from None
+    expected = 8 + length + sum(tensor.size_bytes for _, tensor in declared)
     if actual != expected:
         raise InputError(f"{shard}: truncated or padded: its header declares {expected} bytes, the file has {actual}")
-    for name, entry in header.items():
-        start, end = entry["data_offsets"]
-        wanted = math.prod(entry["shape"]) * _BYTES.get(entry["dtype"], 0)
-        if entry["dtype"] in _BYTES and wanted != end - start:
-            raise InputError(f"{shard}: {name} declares {wanted} bytes but spans {end - start}")
-        yield name, TensorHeader(shard.name, entry["dtype"], tuple(entry["shape"]), end - start)
+    yield from declared
+
+
+def _tensor(shard: Path, name: str, entry: dict[str, Any]) -> tuple[str, TensorHeader]:
+    start, end = entry["data_offsets"]
+    shape = tuple(int(n) for n in entry["shape"])
+    wanted = math.prod(shape) * _BYTES.get(entry["dtype"], 0)
+    if entry["dtype"] in _BYTES and wanted != end - start:
+        raise InputError(f"{shard}: {name} declares {wanted} bytes but spans {end - start}")
+    return name, TensorHeader(shard.name, entry["dtype"], shape, end - start)
 
 
 def nonfinite(checkpoint: Path) -> list[str]:

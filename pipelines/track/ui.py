@@ -54,7 +54,7 @@ def serve_ui(
     """
     found = links(tracking_uri, campaign)
     if is_server(tracking_uri):
-        _show(tracking_uri.rstrip("/"), found, open_browser, say)
+        _show(masked_text(tracking_uri).rstrip("/"), found, open_browser, say)
         return
     say("starting MLflow (a minute on a slow machine)")
     try:

@@ -50,7 +50,7 @@ def plan(args: argparse.Namespace) -> Answer:
     assembled = assembly.assemble(campaign, {}, Timings(store).seconds)
     planned = flow_plan.plan(goals(assembled, "run"), store)
     resolutions = [_resolution(campaign, e.name) for e in campaign.evalsets]
-    _show_plan(planned, resolutions, free_bytes(store.root), every=args.all)
+    _show_plan(planned, resolutions, store.root, every=args.all)
     return Answer(0, {"steps": _steps(planned), "seconds": planned.seconds, "bytes": planned.size_bytes,
                       "eval_sets": [r.model_dump(mode="json") for r in resolutions]})  # fmt: skip
 
@@ -91,7 +91,8 @@ def _cost(planned: Sequence[flow_plan.Planned]) -> tuple[str, str]:
     return terminal.duration(seconds) if seconds else "", terminal.size(count) if count else ""
 
 
-def _show_plan(planned: Plan, resolutions: Sequence[Resolution], free: int, *, every: bool) -> None:
+def _show_plan(planned: Plan, resolutions: Sequence[Resolution], store: Path, *, every: bool) -> None:
+    free = free_bytes(store)
     _show_steps(planned, every=every)
     terminal.table(
         "What each eval set can show",
@@ -107,9 +108,12 @@ def _show_plan(planned: Plan, resolutions: Sequence[Resolution], free: int, *, e
                 markup=False,
             )
     reused = len(planned.steps) - len(planned.to_run)
+    if planned.size_bytes > free:
+        say.print(f"warning: {store} has too little space free", markup=False)
     say.print(
         f"{len(planned.to_run)} steps to run, {reused} reused; about {terminal.duration(planned.seconds)} and "
-        f"{terminal.size(planned.size_bytes)} of {terminal.size(free)} free"
+        f"{terminal.size(planned.size_bytes)} of the {terminal.size(free)} free in {store}",
+        markup=False,
     )
 
 
@@ -235,9 +239,11 @@ def promote(args: argparse.Namespace) -> Answer:
     from pipelines.release import registry
 
     opened = _open(args)
+    decision = latest_decision(opened)
+    print(f"decision {decision.name} of {manifest(decision).started}", file=sys.stderr)
     release = registry.promote(
         _registry(opened),
-        latest_decision(opened),
+        decision,
         opened.store,
         actor=args.actor or getpass.getuser(),
         candidate=args.candidate,

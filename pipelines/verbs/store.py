@@ -126,7 +126,7 @@ def remove(store: Store, artifact: Path, key: str) -> None:
 
 
 def _roots(everything: Mapping[Path, Manifest], ledger: Path, keep: int) -> set[str]:
-    """Recent decisions of each campaign with their reports and tracks, and every decision that was ever promoted."""
+    """Recent decisions of each campaign with their reports and tracks, and every one the ledger says was promoted."""
     from pipelines.release.ledger import Ledger
 
     by_campaign: dict[str, list[Manifest]] = {}

@@ -72,7 +72,19 @@ def test_a_shard_cut_inside_its_header_is_found(tmp_path: Path) -> None:
         look(tmp_path / "c", tmp_path)
 
 
-@pytest.mark.parametrize("content", [b"", b"\x04", b"\x04\x00\x00\x00\x00\x00\x00\x00nope"])
+NO_OFFSETS = b'{"a":{"dtype":"F32","shape":[1]}}'
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        b"",
+        b"\x04",
+        b"\x04\x00\x00\x00\x00\x00\x00\x00nope",
+        b"\x03\x00\x00\x00\x00\x00\x00\x00[1]",
+        bytes([len(NO_OFFSETS)]) + bytes(7) + NO_OFFSETS,
+    ],
+)
 def test_a_file_that_is_no_safetensors_is_found(tmp_path: Path, content: bytes) -> None:
     """Whatever the bytes, the file is named."""
     (make(tmp_path / "c") / "model.safetensors").write_bytes(content)
@@ -112,7 +124,7 @@ def test_no_tokenizer_is_said(tmp_path: Path) -> None:
         look(tmp_path / "c", tmp_path)
 
 
-@pytest.mark.parametrize("content", ["", "{", "{}"])
+@pytest.mark.parametrize("content", ["", "{", "{}", "[1]", '{"model_type": "llama", "hidden_size": "wide"}'])
 def test_a_config_that_says_nothing_is_said(tmp_path: Path, content: str) -> None:
     """Broken JSON and a missing model_type both name config.json."""
     (make(tmp_path / "c") / "config.json").write_text(content)
@@ -204,3 +216,28 @@ def test_what_a_slow_reader_found_is_read_once(tmp_path: Path) -> None:
     for _ in range(2):
         assert {"answer": 42} == DigestCache(tmp_path / "d.json").found_in("abc", read)
     assert [1] == calls
+
+
+def test_weights_without_tensors_are_said(tmp_path: Path) -> None:
+    """A valid file that holds nothing is no base."""
+    path = make(tmp_path / "c")
+    (path / "model.safetensors").write_bytes(b"\x02\x00\x00\x00\x00\x00\x00\x00{}")
+    with pytest.raises(InputError, match="hold no tensors"):
+        look(path, tmp_path)
+
+
+def test_a_base_that_is_quantized_already_is_refused(tmp_path: Path) -> None:
+    """Quantizing what is quantized is a mistake that would otherwise show hours later."""
+    path = make(tmp_path / "c")
+    (path / "config.json").write_text(
+        json.dumps({"model_type": "llama", "quantization_config": {"quant_method": "gptq"}})
+    )
+    with pytest.raises(InputError, match="quantized already"):
+        look(path, tmp_path)
+
+
+def test_a_tokenizer_that_is_no_json_is_said(tmp_path: Path) -> None:
+    """Found when planning, not when the first text is tokenized."""
+    (make(tmp_path / "c") / "tokenizer.json").write_text("{")
+    with pytest.raises(InputError, match=r"tokenizer\.json"):
+        look(tmp_path / "c", tmp_path)

@@ -65,6 +65,9 @@ def test_closest_puts_the_nearest_first() -> None:
         ("vairant.baseline.scheme=x", "did you mean 'variant'"),
         ("gate.aplha=0.1", "did you mean 'alpha'"),
         ("variant=[", "variant=["),
+        ("variant.rtn_w4a16_g64.quantiser=x", "did you mean 'quantizer'"),
+        ("experiment.demo=1", "experiment.demo"),
+        ("checkpoint=smollm2_135m_hub", "checkpoint.revision: must be given"),
     ],
 )
 def test_a_wrong_override_offers_the_closest(override: str, said: str) -> None:
@@ -85,3 +88,21 @@ def test_a_config_directory_of_ones_own_is_used(tmp_path: Path) -> None:
     """compose reads the directory it is given."""
     (tmp_path / "config.yaml").write_text("answer: 42\n")
     assert {"answer": 42} == compose([], tmp_path)
+
+
+def test_a_value_that_fits_none_of_several_types_is_one_problem() -> None:
+    """A union's branches are no keys, and what each of them wants is told together."""
+
+    class Either(Strict):
+        many: int | float | None
+
+    with pytest.raises(ConfigError) as caught:
+        parse(Either, {"many": "few"})
+    assert ["many"] == [p.key for p in caught.value.problems]
+
+
+def test_a_configuration_that_is_not_yaml_is_said(tmp_path: Path) -> None:
+    """A syntax error in one's own conf/ names the place."""
+    (tmp_path / "config.yaml").write_text("a: [b\n")
+    with pytest.raises(ConfigError, match="is not YAML"):
+        compose([], tmp_path)
