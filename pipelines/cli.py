@@ -187,6 +187,7 @@ def _verbs() -> dict[str, Verb]:
         "status": Verb("show the decisions made here", lazily(keeping, "status"), True),
         "ui": Verb("open the results in MLflow", lazily(campaign, "ui"), True, _port),
         "doctor": Verb("say what this machine can do and what is missing", lazily(keeping, "doctor"), True),
-        "gc": Verb("remove what neither a recent decision nor one in the ledger reaches", lazily(keeping, "gc"), True, _gc),
+        "gc": Verb("remove what neither a recent decision nor one in the ledger reaches",
+                   lazily(keeping, "gc"), True, _gc),
         "verify": Verb("hash every artifact again and name what differs", lazily(keeping, "verify"), True),
     }  # fmt: skip
