@@ -6,7 +6,6 @@ Only `harness` imports this module; it needs lm-eval.
 from __future__ import annotations
 
 import hashlib
-import itertools
 from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
@@ -25,6 +24,7 @@ if TYPE_CHECKING:
     from pipelines.engine.host.engine import Engine
 
 IN_FLIGHT = 4  # generations under way at once; scores are told apart by item, so order does not matter
+TOGETHER = 128  # prompts scored in one call
 DEFAULT_MAX_NEW = 256  # lm-eval's own default for generate_until
 
 
@@ -92,26 +92,26 @@ class EndpointLM(TemplateLM):  # type: ignore[misc]
         return ids
 
     def loglikelihood(self, requests: list[Instance], disable_tqdm: bool = False) -> list[tuple[float, bool]]:
-        """Score continuations; the requests of one item travel together, so a server can share their prefix."""
+        """Score continuations, many prompts a call: choices share their context and items their instructions, and a
+        server that computes a shared prefix once can only do so for what it sees together."""
         del disable_tqdm
         answers: list[tuple[float, bool]] = []
-        for _, group in itertools.groupby(requests, key=item_of):
-            answers += self._score_item(list(group))
+        for start in range(0, len(requests), TOGETHER):
+            some = [self._prompt(request) for request in requests[start : start + TOGETHER]]
+            scores = self._endpoint.score([ids for ids, _ in some])
+            answers += [_tail(score, count) for score, (_, count) in zip(scores, some, strict=True)]
             progress.report(len(answers), len(requests), "requests scored")
         return answers
 
-    def _score_item(self, group: list[Instance]) -> list[tuple[float, bool]]:
-        trace = self.traces.setdefault(item_of(group[0]), Trace())
-        prompts, counts = [], []
-        for request in group:
-            context, continuation = self._pair(*request.args)
-            ids = context + continuation
-            if len(ids) > self._max_length:
-                ids, trace.truncated = ids[-self._max_length :], True
-            prompts.append(ids)
-            counts.append(len(continuation))
-        trace.ids += prompts
-        return [_tail(score, n) for score, n in zip(self._endpoint.score(prompts), counts, strict=True)]
+    def _prompt(self, request: Instance) -> tuple[list[int], int]:
+        """A request's token ids and how many of them are its answer; both go on record."""
+        trace = self.traces.setdefault(item_of(request), Trace())
+        context, continuation = self._pair(*request.args)
+        ids = context + continuation
+        if len(ids) > self._max_length:
+            ids, trace.truncated = ids[-self._max_length :], True
+        trace.ids.append(ids)
+        return ids, len(continuation)
 
     def _pair(self, context: str, continuation: str) -> tuple[list[int], list[int]]:
         if context == "":
