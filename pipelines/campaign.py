@@ -177,9 +177,10 @@ def _calibration(
     watched = config.calibration.model_copy(update={"held_out": held_out})
     try:
         alone = pinned(config.calibration.model_copy(update={"held_out": ()}))
-        texts = [text_sha256(find(path)) for path in held_out if find(path).is_file()]
+        # A file that is not there stands as its path, so that no proof made without it can stand in for it.
+        texts = [text_sha256(find(path)) if find(path).is_file() else path for path in held_out]
         proof = digest_of({"shown": alone.digest, "asked": texts, "ngram": alone.ngram, "what": "no shared text"})
-        cache.found_in(proof, lambda: {"shared": 0 if pinned(watched) else 1})
+        cache.found_in(proof, lambda: {"proved_on": pinned(watched).digest})  # raises where text is shared
         return alone.model_copy(update={"held_out": tuple(str(find(path)) for path in held_out)})
     except ConfigError as error:
         problems += error.problems

@@ -42,13 +42,14 @@ class DigestCache:
         return digest
 
     def of_all(self, files: Iterable[Path], root: Path) -> str:
-        """One digest over files by relative name and content; saves the cache."""
-        listed = sorted(files)
+        """One digest over files by relative name and content; what was hashed anew is saved."""
+        listed, before = sorted(files), dict(self._known)
         digests: dict[str, object] = {}
         for k, file in enumerate(listed):
             progress.report(k, len(listed), f"hashing {file.name}")
             digests[file.relative_to(root).as_posix()] = self.of(file)
-        self._save()
+        if self._known != before:
+            self._save()
         return digest_of(digests)
 
     def found_in(self, digest: str, read: Callable[[], Mapping[str, Any]]) -> Mapping[str, Any]:

@@ -119,6 +119,13 @@ def test_calibration_text_that_an_eval_set_holds_is_refused(opened: Open, tmp_pa
     assert "passage_qa" in found
 
 
+def test_a_held_out_file_that_is_missing_is_told_even_after_a_proof(opened: Open) -> None:
+    """The proof that nothing leaks, kept from a run without the file, does not stand in for looking at it."""
+    assert opened("variant=[baseline]").variants
+    (found,) = problems(opened, "variant=[baseline]", "calibration.held_out=[nowhere.jsonl]")
+    assert "nowhere.jsonl" in found
+
+
 def test_steps_run_upstream_first_and_shared_work_is_shared(opened: Open) -> None:
     """One checkpoint, one calibration, one probe; a step for each variant, engine and score."""
     campaign = opened("variant=[baseline,gptq_w4a16_g64,awq_w4a16_g64]")
