@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
 from typing import Literal
 
@@ -17,22 +17,29 @@ USUAL_GROUPS = (16, 32, 64, 128, 256)
 
 _PLAIN: dict[str, tuple[int, NumberType]] = {"FP32": (32, "float"), "FP16": (16, "float"), "BF16": (16, "bfloat")}
 _DTYPES = {"float32": "FP32", "float16": "FP16", "bfloat16": "BF16"}
+_FP4_GROUPS = {"NVFP4": 16, "MXFP4": 32}
+"""4-bit floats (E2M1) come in two formats, told apart by their groups: NVFP4 scales are FP8 numbers times one float32
+of the whole tensor; MXFP4 scales are powers of two (OCP Microscaling Formats 1.0)."""
 _NAME = re.compile(
     r"W(?P<w>\d+)A(?P<a>\d+)"
-    r"(?:_(?P<kind>INT8|FP8))?"
+    r"(?:_(?P<kind>INT8|FP8|NVFP4|MXFP4))?"
     r"(?:_(?P<when>DYNAMIC|STATIC))?"
     r"(?:_(?P<per>G(?P<group>\d+)|TENSOR|BLOCK(?P<block>\d+)))?"
     r"(?P<asym>_ASYM)?"
+    r"(?:_KV(?P<kv>FP8))?"
 )
 _GRAMMAR = (
-    "W<bits>A<bits>[_INT8|_FP8][_DYNAMIC|_STATIC][_G<size>|_TENSOR|_BLOCK<size>][_ASYM], as in W4A16_G64, W8A16, "
-    "W4A16_G64_ASYM, W8A8_FP8_DYNAMIC, W8A8_INT8; or BF16, FP16, FP32"
+    "W<bits>A<bits>[_INT8|_FP8|_NVFP4|_MXFP4][_DYNAMIC|_STATIC][_G<size>|_TENSOR|_BLOCK<size>][_ASYM][_KVFP8], as in "
+    "W4A16_G64, W8A16, W4A16_G64_ASYM, W8A8_FP8_DYNAMIC, W8A8_INT8, W4A4_NVFP4; or BF16, FP16, FP32"
 )
 
 
 @dataclass(frozen=True, slots=True)
 class Scheme:
-    """How weights and activations are stored; `activation_bits` is None where activations stay as they are."""
+    """How weights and activations are stored; `activation_bits` is None where activations stay as they are.
+
+    `kv` is the format of the cache of keys and values, None where it stays as activations are.
+    """
 
     weight_bits: int
     weight_type: NumberType = "int"
@@ -42,6 +49,7 @@ class Scheme:
     activation_type: Literal["int", "float"] | None = None
     dynamic: bool = True
     symmetric: bool = True
+    kv: Literal["FP8"] | None = None
 
     @property
     def quantized(self) -> bool:
@@ -52,16 +60,30 @@ class Scheme:
         for name, plain in _PLAIN.items():
             if plain == (self.weight_bits, self.weight_type):
                 return name
-        kind = self.activation_type or ("float" if self.weight_type == "float" else None)
         parts = [f"W{self.weight_bits}A{self.activation_bits or 16}"]
-        if kind:
-            parts.append("FP8" if kind == "float" else "INT8")
+        if self.fp4:
+            parts.append(self.fp4)
+        else:
+            parts += self._kind_and_scales()
+        parts += [] if self.symmetric else ["ASYM"]
+        return "_".join([*parts, f"KV{self.kv}"] if self.kv else parts)
+
+    @property
+    def fp4(self) -> str:
+        """NVFP4 or MXFP4, "" where weights are no 4-bit floats."""
+        if (self.weight_bits, self.weight_type) != (4, "float"):
+            return ""
+        return next((name for name, size in _FP4_GROUPS.items() if size == self.group_size), "")
+
+    def _kind_and_scales(self) -> list[str]:
+        kind = self.activation_type or ("float" if self.weight_type == "float" else None)
+        parts = [] if kind is None else ["FP8" if kind == "float" else "INT8"]
         if self.activation_bits:
             parts.append("DYNAMIC" if self.dynamic else "STATIC")
         if self.granularity != "channel":
             prefix = {"group": "G", "block": "BLOCK", "tensor": "TENSOR"}[self.granularity]
             parts.append(f"{prefix}{self.group_size or ''}")
-        return "_".join(parts) + ("" if self.symmetric else "_ASYM")
+        return parts
 
 
 def parse(name: str) -> Scheme:
@@ -82,6 +104,8 @@ def parse(name: str) -> Scheme:
 def _checked(found: re.Match[str]) -> Scheme:
     weight, activation, kind = int(found["w"]), int(found["a"]), found["kind"]
     size = int(found["group"] or found["block"] or 0)
+    if kind in _FP4_GROUPS:
+        return _checked_fp4(found)
     if not 2 <= weight <= 8 or activation not in (8, 16) or weight > activation:
         raise ValueError("weights take 2 to 8 bits, activations 8 or 16, and weights no more than activations")
     if activation == 8 and kind is None:
@@ -101,6 +125,25 @@ def _checked(found: re.Match[str]) -> Scheme:
         activation_type=None if activation == 16 else ("float" if kind == "FP8" else "int"),
         dynamic=found["when"] != "STATIC",
         symmetric=not found["asym"],
+        kv="FP8" if found["kv"] else None,
+    )
+
+
+def _checked_fp4(found: re.Match[str]) -> Scheme:
+    kind = found["kind"]
+    if found["w"] != "4" or found["a"] not in ("4", "16") or found["when"] or found["per"] or found["asym"]:
+        raise ValueError(
+            f"{kind} fixes bits, groups and scales; write W4A4_{kind}, or W4A16_{kind} where activations stay"
+        )
+    both = found["a"] == "4"
+    return Scheme(
+        weight_bits=4,
+        weight_type="float",
+        granularity="group",
+        group_size=_FP4_GROUPS[kind],
+        activation_bits=4 if both else None,
+        activation_type="float" if both else None,
+        kv="FP8" if found["kv"] else None,
     )
 
 
@@ -150,7 +193,7 @@ def misfits(scheme: Scheme, linear_shapes: Mapping[str, tuple[int, int]], ignore
         Misfit(name, width, size)
         for name, shape in linear_shapes.items()
         if not matches(name, skip)
-        for width in (shape if scheme.granularity == "block" else shape[1:])
+        for width in dict.fromkeys(shape if scheme.granularity == "block" else shape[1:])
         if width % size
     ]
 
@@ -170,9 +213,14 @@ def misfit_problems(
     if not found:
         return []
     layers = ", ".join(f"{name} ({width})" for name, width in folded(found))
-    fitting = fitting_groups(linear_shapes, ignore)
+    count = len({misfit.layer for misfit in found})
+    if scheme.granularity == "block":
+        message = f"{found[0].group_size} does not divide both sides of {count} layers: {layers}"
+        allowed = "would fit all: one scale per channel, without _BLOCK; or name these layers in `ignore`"
+        return [Problem(key, str(scheme), message, allowed)]
+    fitting = () if scheme.fp4 else fitting_groups(linear_shapes, ignore)
     allowed = "would fit all: " + (", ".join(f"G{g}" for g in fitting) or "only one scale per channel, without _G")
-    message = f"{found[0].group_size} does not divide the width of {len(found)} layers: {layers}"
+    message = f"{found[0].group_size} does not divide the width of {count} layers: {layers}"
     return [Problem(key, str(scheme), message, allowed)]
 
 
@@ -200,9 +248,15 @@ def _ranges(numbers: Sequence[int]) -> str:
     return ",".join(str(a) if a == b else f"{a}-{b}" for a, b in runs)
 
 
+KV = "*_KV"
+"""A quantizer's pattern that begins so adds a cache format to each of its schemes: "*_KVFP8"."""
+
+
 def supported(scheme: Scheme, patterns: Iterable[str]) -> bool:
     """Whether a scheme's name matches one of a quantizer's patterns, such as W4A16_G*."""
-    return any(fnmatchcase(str(scheme), pattern) for pattern in patterns)
+    plain, known = str(replace(scheme, kv=None)), tuple(patterns)
+    fits = any(fnmatchcase(plain, pattern) for pattern in known if not pattern.startswith(KV))
+    return fits and (scheme.kv is None or f"{KV}{scheme.kv}" in known)
 
 
 def one_of(patterns: tuple[str, ...]) -> Callable[[str], str]:
@@ -219,4 +273,6 @@ def one_of(patterns: tuple[str, ...]) -> Callable[[str], str]:
 
 def readable(pattern: str) -> str:
     """A pattern as people write it: W[248]A16_G*[0-9] is W2|4|8A16_G<size>."""
+    if pattern.startswith(KV):
+        return f"each also with {pattern.removeprefix('*')}"
     return re.sub(r"\[(\d+)\]", lambda m: "|".join(m[1]), pattern.replace("*[0-9]", "<size>"))

@@ -29,6 +29,10 @@ SMOLLM2 = {
 @st.composite
 def schemes(draw: st.DrawFn) -> Scheme:
     """Any scheme that has a name."""
+    kv = draw(st.sampled_from(["FP8", None]))
+    if draw(st.integers(0, 4)) == 0:
+        activation = draw(st.sampled_from([(4, "float"), (None, None)]))
+        return Scheme(4, "float", "group", draw(st.sampled_from([16, 32])), *activation, kv=kv)
     floating = draw(st.booleans())
     quantized_activations = draw(st.booleans())
     granularity = draw(st.sampled_from(["channel", "group", "tensor", "block"]))
@@ -41,6 +45,7 @@ def schemes(draw: st.DrawFn) -> Scheme:
         activation_type=("float" if floating else "int") if quantized_activations else None,
         dynamic=draw(st.booleans()) if quantized_activations else True,
         symmetric=floating or draw(st.booleans()),
+        kv=kv,
     )
 
 
@@ -64,6 +69,11 @@ def test_a_name_says_everything(scheme: Scheme) -> None:
             Scheme(8, "float", "tensor", activation_bits=8, activation_type="float", dynamic=False),
         ),
         ("W8A8_INT8", Scheme(8, activation_bits=8, activation_type="int")),
+        ("W4A16_NVFP4", Scheme(4, "float", "group", 16)),
+        ("W4A4_NVFP4", Scheme(4, "float", "group", 16, 4, "float")),
+        ("W4A16_MXFP4", Scheme(4, "float", "group", 32)),
+        ("W8A8_FP8_DYNAMIC_KVFP8", Scheme(8, "float", activation_bits=8, activation_type="float", kv="FP8")),
+        ("W4A16_G64_KVFP8", Scheme(4, granularity="group", group_size=64, kv="FP8")),
         ("BF16", Scheme(16, "bfloat")),
         ("FP32", Scheme(32, "float")),
     ],
@@ -74,11 +84,27 @@ def test_usual_names(name: str, scheme: Scheme) -> None:
 
 
 @pytest.mark.parametrize(
-    "name", ["AWQ", "W4", "W4A16_G0", "W16A16", "W8A4", "W8A8", "W4A16_DYNAMIC", "W4A8_FP8", "", "W4A16_"]
+    "name",
+    [
+        "AWQ",
+        "W4",
+        "W4A16_G0",
+        "W16A16",
+        "W8A4",
+        "W8A8",
+        "W4A16_DYNAMIC",
+        "W4A8_FP8",
+        "",
+        "W4A16_",
+        "W4A8_NVFP4",
+        "W4A4",
+        "W4A4_MXFP4_G64",
+        "W8A8_FP8_KVINT8",
+    ],
 )
 def test_other_names_are_refused(name: str) -> None:
     """What is not a scheme is a ValueError, never a guess."""
-    with pytest.raises(ValueError, match=r"write|bits|is a positive|there is no"):
+    with pytest.raises(ValueError, match=r"write|bits|is a positive|there is no|fixes"):
         parse(name)
 
 
@@ -105,6 +131,13 @@ def test_one_scale_per_channel_fits_everything() -> None:
 def test_blocks_must_divide_both_sides() -> None:
     """A 128 x 128 block misfits by height as well as by width."""
     assert [Misfit("a", 192, 128)] == misfits(parse("W8A8_FP8_BLOCK128"), {"a": (192, 256), "b": (128, 128)})
+
+
+def test_a_block_that_does_not_fit_is_one_problem() -> None:
+    """Layers are counted once though both sides may misfit, and no group size is offered for a block."""
+    (problem,) = misfit_problems("variant.fp8.scheme", parse("W8A8_FP8_BLOCK128"), SMOLLM2, ["lm_head"])
+    assert "128 does not divide both sides of 210 layers: model.layers.{0-29}.self_attn.q_proj (576)" in str(problem)
+    assert "one scale per channel, without _BLOCK" in str(problem)
 
 
 def test_the_problem_names_every_layer_once() -> None:
@@ -138,3 +171,10 @@ def test_patterns_say_what_a_quantizer_supports() -> None:
     patterns = ("W4A16", "W4A16_G[0-9]*[0-9]")
     names = ("W4A16", "W4A16_G64", "W8A16_G64", "W4A16_G64_ASYM")
     assert [True, True, False, False] == [supported(parse(n), patterns) for n in names]
+
+
+def test_a_cache_format_is_supported_where_it_is_named() -> None:
+    """A cache format comes on top of a scheme that is supported, where the quantizer has it at all."""
+    names = ("W4A16_G64_KVFP8", "W4A16_KVFP8", "W8A16_KVFP8")
+    assert [False] * 3 == [supported(parse(n), ("W4A16", "W4A16_G*[0-9]")) for n in names]
+    assert [True, True, False] == [supported(parse(n), ("W4A16", "W4A16_G*[0-9]", "*_KVFP8")) for n in names]
