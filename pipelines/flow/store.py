@@ -10,15 +10,13 @@ import json
 import os
 import shutil
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from pipelines.config import Strict
 from pipelines.errors import EnvironmentProblem, EvidenceError
-
-if TYPE_CHECKING:
-    from filelock import FileLock
+from pipelines.flow.locks import Held, locked
 
 MANIFEST = "manifest.json"
 Fact = str | int | float | bool | None
@@ -111,11 +109,9 @@ class Store:
         """Say whether the artifact is there, complete."""
         return os.path.isfile(f"{self.root}/{kind}/{key[:16]}/{MANIFEST}")  # noqa: PTH113 - asked thousands of times a plan
 
-    def lock(self, key: str) -> FileLock:
+    def lock(self, key: str, *, wait_s: float | None = None) -> AbstractContextManager[None]:
         """The lock that whoever makes this artifact holds; released by the kernel when its holder dies."""
-        from filelock import FileLock
-
-        return FileLock(self.root / ".locks" / f"{key[:16]}.lock")
+        return locked(self.root / ".locks" / f"{key[:16]}.lock", wait_s=wait_s)
 
     def log_path(self, key: str) -> Path:
         return self.root / ".logs" / f"{key[:16]}.log"
@@ -155,13 +151,11 @@ class Store:
 
     def sweep(self) -> None:
         """Remove staging directories whose writer is gone."""
-        from filelock import Timeout
-
         for left in (self.root / ".tmp").glob("*-*"):
             try:
-                with self.lock(left.name.rsplit("-", 1)[1]).acquire(blocking=False):
+                with self.lock(left.name.rsplit("-", 1)[1], wait_s=0):
                     shutil.rmtree(left, ignore_errors=True)
-            except Timeout:
+            except Held:
                 continue
 
 

@@ -171,7 +171,7 @@ def test_a_killed_run_leaves_nothing_that_hinders_the_next(store: Store, tmp_pat
         time.sleep(0.05)
     parent.kill()
     parent.wait()
-    with store.lock(step(1, "hang").key).acquire(timeout=20):  # the child's lock is free once it is gone
+    with store.lock(step(1, "hang").key, wait_s=20):  # the child's lock is free once it is gone
         pass
     store.sweep()
     assert [] == list((store.root / ".tmp").glob("toy-*"))
