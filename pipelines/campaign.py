@@ -13,19 +13,21 @@ from pydantic import BaseModel, Field, PositiveInt, ValidationError
 from pipelines.config import Strict, find, parse, problems_of
 from pipelines.decide.gate import EvalCard, GateConfig
 from pipelines.decide.gate import problems as gate_problems
+from pipelines.engine.pairing import Pairing, Workload
 from pipelines.engine.table import TARGETS, Target
 from pipelines.errors import ConfigError, InputError, Problem, closest
 from pipelines.evaluate.evalset import Evalset, EvalsetConfig
 from pipelines.evaluate.evalset import load as load_evalset
 from pipelines.flow.device import describe
 from pipelines.flow.stage import resolve
-from pipelines.flow.store import Fact, digest_of
+from pipelines.flow.store import digest_of
 from pipelines.intake.calibration import CalibrationConfig, pinned
 from pipelines.intake.checkpoint import CheckpointConfig, Inspected, inspect
 from pipelines.intake.digests import DigestCache, text_sha256
 from pipelines.probe.config import ProbeConfig
 from pipelines.quantize import scheme as schemes
 from pipelines.quantize.table import QUANTIZERS, Quantizer
+from pipelines.workload import foresee
 
 BASE = "BASE"  # the baseline's scheme: whatever the base is in, at most 16 bits
 
@@ -152,8 +154,10 @@ def open_campaign(data: Mapping[str, Any]) -> Campaign:
     problems += gate_problems(config.gate, config.evalset, [p.name for p in config.probe.profiles])
     if base is not None:
         problems += _misfits(variants, base)
+        workload = _workload(config, evalsets, base, cache, problems)
+        free = free_bytes(Path(config.paths.store).resolve())
         for variant in variants:
-            problems += _preflight(variant, engines, base)
+            problems += _preflight(variant, engines, _pairing(variant, base, workload, free))
     if problems or base is None or calibration is None:
         raise ConfigError(problems)
     cards = {e.name: EvalCard.model_validate(e.gate_card()) for e in evalsets}
@@ -277,14 +281,39 @@ def _misfits(variants: list[Variant], base: Inspected) -> list[Problem]:
     return found
 
 
-def _preflight(variant: Variant, engines: list[Engine], base: Inspected) -> list[Problem]:
-    """What the engines have against a variant, from what is known before it exists."""
-    known: dict[str, Fact] = {
+def _workload(
+    config: CampaignConfig, evalsets: list[Evalset], base: Inspected, cache: DigestCache, problems: list[Problem]
+) -> Workload:
+    """What engines will be asked; a base that has to be converted first has no tokenizer to measure lengths with."""
+    checkpoint = None if base.config.kind == "gguf" else Path(base.config.source)
+    try:
+        return foresee(evalsets, config.probe, checkpoint, cache)
+    except InputError as error:
+        problems.append(_said("probe.prompts", config.probe.prompts, error))
+    return Workload()
+
+
+def _pairing(variant: Variant, base: Inspected, workload: Workload, free: int) -> Pairing:
+    """What is known of a variant before it exists."""
+    known = {
         "architecture": base.architecture,
         "parameters": base.parameters,
-        "scheme": str(variant.scheme),
+        "base_bytes": base.size_bytes,
         "max_positions": base.max_positions or None,
+        "vocab_size": base.vocab_size or None,
+        "hidden_size": base.hidden_size or None,
+        "layers": base.layers or None,
+        "heads": base.heads or None,
+        "kv_heads": base.kv_heads or None,
+        "quantizer": variant.row.name,
+        "scheme": str(variant.scheme),
+        **variant.row.promises(variant.config),
     }
+    return Pairing(known, base.linear_shapes, describe(), workload, free)
+
+
+def _preflight(variant: Variant, engines: list[Engine], pairing: Pairing) -> list[Problem]:
+    """What the engines have against a variant, from what is known before it exists."""
     return [
         Problem(
             f"{problem.key} (variant.{variant.name} in engine.{engine.name})",
@@ -294,7 +323,7 @@ def _preflight(variant: Variant, engines: list[Engine], base: Inspected) -> list
         )
         for engine in engines
         if engine.name in variant.engines and engine.row.redundant(engine.config, variant.scheme) is None
-        for problem in engine.row.preflight(engine.config, known, describe())
+        for problem in engine.row.preflight(engine.config, pairing)
     ]
 
 

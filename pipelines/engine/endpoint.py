@@ -13,22 +13,12 @@ from typing import Any
 
 import httpx
 
+from pipelines.engine.capabilities import Capabilities
 from pipelines.errors import EndpointError
 
 MAX_WAITS = 60
 LONGEST_WAIT_S = 30.0
 Json = dict[str, Any]
-
-
-@dataclass(frozen=True, slots=True)
-class Capabilities:
-    """What a server declares: `top_logprobs` is how many alternatives per token it can rank."""
-
-    token_prompts: bool = True
-    stream: bool = True
-    prompt_logprobs: bool = True
-    top_logprobs: int = 20
-    ignore_eos: bool = True
 
 
 @dataclass(frozen=True, slots=True)

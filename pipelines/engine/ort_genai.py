@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from pydantic import Field
 
 from pipelines.config import Strict
+from pipelines.engine.capabilities import Capabilities
 from pipelines.engine.card import EngineCard
 from pipelines.engine.ort_builder import build_graph, copy_tokenizer
 from pipelines.engine.ort_check import Fidelity, check_graph, compare, differing_weights, engine_logits, open_engine
@@ -32,7 +33,7 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
-__all__ = ["OrtGenaiConfig", "build", "preflight", "redundant", "serve"]
+__all__ = ["OrtGenaiConfig", "build", "capabilities", "preflight", "redundant", "serve"]
 
 MODEL = "model.onnx"
 STEPS = 5
@@ -73,6 +74,12 @@ def serve(engine: Path, port: int, threads: int) -> tuple[list[str], dict[str, s
     """The command of the OpenAI-compatible server for an engine, and what it adds to the environment."""
     argv = [sys.executable, "-m", "pipelines.engine.host", str(engine), "--port", str(port), "--threads", str(threads)]
     return argv, {"OMP_NUM_THREADS": str(threads)}
+
+
+def capabilities(engine: Path) -> Capabilities:
+    """Our own host can do all that an endpoint may."""
+    del engine
+    return Capabilities()
 
 
 @without_unused()

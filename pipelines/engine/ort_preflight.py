@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from pipelines.engine.ort_builder import BUILDERS
 from pipelines.engine.ort_graph import BITS, SMALLEST_BLOCK
+from pipelines.engine.pairing import Pairing
 from pipelines.errors import Problem, closest
-from pipelines.flow.store import Fact
 from pipelines.quantize import scheme as schemes
 
 if TYPE_CHECKING:
@@ -17,26 +16,29 @@ if TYPE_CHECKING:
 READ_METHODS = ("", "compressed-tensors", "gptq", "awq")
 
 
-def preflight(config: OrtGenaiConfig, variant_facts: Mapping[str, Fact], device: Mapping[str, str]) -> list[Problem]:
-    """Find what would make a build fail.
+def preflight(config: OrtGenaiConfig, pairing: Pairing) -> list[Problem]:
+    """Find what would make a build, or the probe of what was built, fail.
 
     Looks at the facts architecture, scheme, quant_method, parameters and max_positions, as far as they are there.
     """
     found = []
-    architecture, method = variant_facts.get("architecture"), variant_facts.get("quant_method", "")
+    architecture, method = pairing.facts.get("architecture"), pairing.facts.get("quant_method", "")
     if architecture is not None and architecture not in BUILDERS:
         allowed = closest(str(architecture), BUILDERS)
         found.append(Problem("checkpoint.source", architecture, "ort_genai exports no such architecture", allowed))
     if method not in READ_METHODS:
         allowed = closest(str(method), [m for m in READ_METHODS if m])
         found.append(Problem("variant.quantizer", method, "ort_genai cannot carry codes of this method", allowed))
-    if isinstance(named := variant_facts.get("scheme"), str):
+    if (named := pairing.text("scheme")) is not None:
         found += _scheme_problems(schemes.parse(named))
-    longest = variant_facts.get("max_positions")
-    if isinstance(longest, int) and config.max_length > longest:
-        found.append(Problem("engine.max_length", config.max_length, f"the model knows {longest} positions"))
-    count, memory = variant_facts.get("parameters"), float(device.get("memory_gib", "inf"))
-    if isinstance(count, int) and 4 * count / 2**30 > memory:
+    known, asked = pairing.number("max_positions"), pairing.workload.request
+    if known is not None and config.max_length > known:
+        found.append(Problem("engine.max_length", config.max_length, f"the model knows {known} positions"))
+    if asked is not None and asked.tokens > config.max_length:
+        message = f"the longest request, of {asked.whose}, takes {asked.tokens} tokens with its answer"
+        found.append(Problem("engine.max_length", config.max_length, message))
+    count, memory = pairing.number("parameters"), float(pairing.device.get("memory_gib", "inf"))
+    if count is not None and 4 * count / 2**30 > memory:
         found.append(Problem("checkpoint.source", count, f"float32 layers alone may need more than {memory:g} GiB"))
     return found
 

@@ -19,7 +19,7 @@ from typing import IO
 import httpx
 
 from pipelines.engine.card import EngineCard, read_card
-from pipelines.engine.endpoint import Capabilities, Endpoint
+from pipelines.engine.endpoint import Endpoint
 from pipelines.engine.table import target
 from pipelines.errors import EndpointError, EnvironmentProblem
 
@@ -71,7 +71,7 @@ def serve(
                 continue
             break
         ready_s = time.monotonic() - began
-        endpoint = Endpoint(f"http://{HOST}:{port}/v1", card.model_id, Capabilities())
+        endpoint = Endpoint(f"http://{HOST}:{port}/v1", card.model_id, target(card.target).capabilities(engine_dir))
         stack.callback(endpoint.close)
         yield Served(endpoint, process.pid, ready_s)
 

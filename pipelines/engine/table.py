@@ -12,9 +12,10 @@ from typing import TYPE_CHECKING
 
 from pydantic import BaseModel
 
+from pipelines.engine.capabilities import Capabilities
+from pipelines.engine.pairing import Pairing
 from pipelines.errors import ConfigError, Problem, closest
 from pipelines.flow.stage import resolve
-from pipelines.flow.store import Fact
 
 if TYPE_CHECKING:
     from pipelines.quantize.scheme import Scheme
@@ -24,7 +25,7 @@ Command = tuple[list[str], dict[str, str]]
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """One kind of engine: `module` has its config and the functions build, preflight, redundant and serve.
+    """One kind of engine: `module` has its config and the functions build, preflight, redundant, serve, capabilities.
 
     Raise `version` when the code changes what is built; `packages` are the distributions whose versions do.
     """
@@ -45,11 +46,9 @@ class Target:
         """Import string of the stage function: (config, out, *, variant, reference) -> facts."""
         return f"{self.module}:build"
 
-    def preflight(
-        self, config: BaseModel, variant_facts: Mapping[str, Fact], device: Mapping[str, str]
-    ) -> list[Problem]:
-        """Find what would make a build fail, from what is known before a minute is spent."""
-        found: list[Problem] = resolve(f"{self.module}:preflight")(config, variant_facts, device)
+    def preflight(self, config: BaseModel, pairing: Pairing) -> list[Problem]:
+        """Find everything that would make a build or a campaign fail, from what is known before a minute is spent."""
+        found: list[Problem] = resolve(f"{self.module}:preflight")(config, pairing)
         return found
 
     def redundant(self, config: BaseModel, scheme: Scheme) -> str | None:
@@ -61,6 +60,11 @@ class Target:
         """The command, and additions to its environment, of an OpenAI-compatible server on loopback."""
         command: Command = resolve(f"{self.module}:serve")(engine, port, threads)
         return command
+
+    def capabilities(self, engine: Path) -> Capabilities:
+        """What the server of this engine can do."""
+        found: Capabilities = resolve(f"{self.module}:capabilities")(engine)
+        return found
 
 
 TARGETS: Mapping[str, Target] = {

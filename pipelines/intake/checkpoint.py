@@ -14,6 +14,7 @@ from pydantic import Field
 
 from pipelines.config import Strict, find
 from pipelines.errors import InputError
+from pipelines.flow.store import digest_of
 from pipelines.intake import gguf, shards
 from pipelines.intake.digests import DigestCache
 
@@ -23,6 +24,10 @@ _KEPT = re.compile(
     r"(\.safetensors|\.safetensors\.index\.json|\.json|\.jinja|\.model|\.txt|licen[cs]e.*|use_policy.*|notice.*)$", re.I
 )
 _PICKLES = (".bin", ".pt", ".pth", ".ckpt")
+_NUMBERS = (
+    "hidden_size", "num_hidden_layers", "vocab_size", "max_position_embeddings", "num_attention_heads",
+    "num_key_value_heads",
+)  # fmt: skip
 _HUB_ID = re.compile(r"^[\w.-]+/[\w.-]+$")
 _COMMIT = re.compile(r"^[0-9a-f]{40}$")
 
@@ -53,6 +58,7 @@ class Inspected:
 
     config: ImportConfig
     architecture: str
+    model_type: str
     linear_shapes: Mapping[str, tuple[int, int]]
     parameters: int
     size_bytes: int
@@ -60,6 +66,8 @@ class Inspected:
     layers: int
     vocab_size: int
     max_positions: int
+    heads: int = 0
+    kv_heads: int = 0
 
 
 def inspect(config: CheckpointConfig, cache: DigestCache) -> Inspected:
@@ -124,7 +132,8 @@ def _inspect_gguf(path: Path, config: CheckpointConfig, cache: DigestCache) -> I
     if not path.is_file():
         raise InputError(f"checkpoint.source={config.source!r}: no such file ({path})")
     digest = cache.of_all([path], path.parent)
-    header = gguf.GgufHeader.model_validate(cache.found_in(digest, lambda: gguf.read_header(path).model_dump()))
+    read = digest_of({"file": digest, "header": gguf.HEADER_VERSION})
+    header = gguf.GgufHeader.model_validate(cache.found_in(read, lambda: gguf.read_header(path).model_dump()))
     imported = ImportConfig(
         kind="gguf",
         source=str(path),
@@ -135,6 +144,7 @@ def _inspect_gguf(path: Path, config: CheckpointConfig, cache: DigestCache) -> I
     return Inspected(
         imported,
         gguf.TRANSFORMERS_NAMES.get(header.architecture, header.architecture),
+        header.architecture,  # llama.cpp's names of these are transformers' names of the model types
         header.linear_shapes,
         header.parameters,
         header.parameters * 2,
@@ -142,6 +152,8 @@ def _inspect_gguf(path: Path, config: CheckpointConfig, cache: DigestCache) -> I
         header.layers,
         header.vocab_size,
         header.max_positions,
+        header.heads,
+        header.kv_heads,
     )
 
 
@@ -178,6 +190,7 @@ def _inspect_directory(path: Path, config: CheckpointConfig, cache: DigestCache)
     return Inspected(
         imported,
         (model.get("architectures") or ["?"])[0],
+        str(model["model_type"]),
         shapes,
         sum(t.elements for t in tensors.values()),
         sum(t.size_bytes for t in tensors.values()),
@@ -185,6 +198,8 @@ def _inspect_directory(path: Path, config: CheckpointConfig, cache: DigestCache)
         int(model.get("num_hidden_layers") or 0),
         int(model.get("vocab_size") or 0),
         int(model.get("max_position_embeddings") or 0),
+        int(model.get("num_attention_heads") or 0),
+        int(model.get("num_key_value_heads") or model.get("num_attention_heads") or 0),
     )
 
 
@@ -213,7 +228,7 @@ def read_model_config(path: Path) -> dict[str, Any]:
         raise InputError(f"{file}: not readable as JSON ({error})") from None
     if not isinstance(model, dict):
         raise InputError(f"{file}: holds {type(model).__name__}, not the keys of a model's configuration")
-    for key in ("hidden_size", "num_hidden_layers", "vocab_size", "max_position_embeddings"):
+    for key in _NUMBERS:
         if not isinstance(model.get(key, 0), int | None):
             raise InputError(f"{file}: {key}={model[key]!r} is not a whole number")
     if not model.get("model_type"):

@@ -31,6 +31,7 @@ _LINEAR = {
     "ffn_up": "mlp.up_proj",
     "ffn_down": "mlp.down_proj",
 }
+HEADER_VERSION = 2  # raised when more is read from a header than caches hold
 
 
 class GgufHeader(Strict):
@@ -44,6 +45,8 @@ class GgufHeader(Strict):
     layers: int
     vocab_size: int
     max_positions: int
+    heads: int
+    kv_heads: int
     quantization: str
 
 
@@ -81,8 +84,15 @@ def read_header(path: Path) -> GgufHeader:
         layers=int(fields.get(f"{arch}.block_count", 0)),
         vocab_size=len(fields.get("tokenizer.ggml.tokens", ())),
         max_positions=int(fields.get(f"{arch}.context_length", 0)),
+        heads=_one(fields.get(f"{arch}.attention.head_count", 0)),
+        kv_heads=_one(fields.get(f"{arch}.attention.head_count_kv", fields.get(f"{arch}.attention.head_count", 0))),
         quantization=types.most_common(1)[0][0] if types else "",
     )
+
+
+def _one(count: int | list[int]) -> int:
+    """A number of heads; where layers differ it is unknown, 0."""
+    return count if isinstance(count, int) else 0
 
 
 def to_checkpoint(path: Path, out: Path) -> None:

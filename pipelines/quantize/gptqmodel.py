@@ -10,6 +10,7 @@ from typing import Annotated, Literal
 from pydantic import AfterValidator, Field, model_validator
 
 from pipelines.config import Strict
+from pipelines.flow.store import Fact
 from pipelines.quantize.scheme import one_of
 
 SCHEMES = ("W[2348]A16", "W[2348]A16_G*[0-9]")
@@ -103,3 +104,8 @@ class GptqModelConfig(Strict):
                 "this quantizer leaves lm_head alone; for a quantized head use llmcompressor_gptq with head"
             )
         return self
+
+
+def promises(config: GptqModelConfig) -> dict[str, Fact]:
+    """What its checkpoints say of themselves: version 1 of the format, columns reordered at run time or not."""
+    return {"quant_method": "gptq", "desc_act": config.options.desc_act}

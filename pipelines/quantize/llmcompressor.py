@@ -10,6 +10,7 @@ from typing import Annotated, Literal
 from pydantic import AfterValidator, Field
 
 from pipelines.config import Strict
+from pipelines.flow.store import Fact
 from pipelines.quantize.scheme import one_of, parse
 
 WEIGHT_ONLY = ("W[248]A16", "W[248]A16_ASYM", "W[248]A16_G*[0-9]", "W[248]A16_G*[0-9]_ASYM")
@@ -172,3 +173,9 @@ def needs_calibration(config: LlmCompressorConfig) -> bool:
     scheme = parse(config.scheme)
     static = scheme.activation_bits is not None and not scheme.dynamic
     return static or config.options.weight_observer == "imatrix_mse"
+
+
+def promises(config: LlmCompressorConfig) -> dict[str, Fact]:
+    """What its checkpoints say of themselves, whatever the method."""
+    del config
+    return {"quant_method": "compressed-tensors"}

@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from pipelines.flow.store import Fact
 from pipelines.quantize import gptqmodel, llmcompressor
+
+
+def _nothing(config: object) -> Mapping[str, Fact]:
+    del config
+    return {}
 
 
 @dataclass(frozen=True, slots=True)
@@ -14,7 +20,8 @@ class Quantizer:
     """What the rest of the pipeline knows of a quantizer; nothing outside this room names one.
 
     `function` is "module:name", called as (config, out, *, checkpoint, calibration?) -> facts. `schemes` are patterns
-    of scheme names. Raise `version` when the code changes what comes out.
+    of scheme names. `promises` are facts that hold of a variant before it is made, such as its quant_method, for the
+    preflight of engines. Raise `version` when the code changes what comes out.
     """
 
     name: str
@@ -25,6 +32,7 @@ class Quantizer:
     packages: tuple[str, ...]
     schemes: tuple[str, ...]
     needs_calibration: Callable[[Any], bool]
+    promises: Callable[[Any], Mapping[str, Fact]] = _nothing
 
 
 def _never(config: object) -> bool:
@@ -47,6 +55,7 @@ def _llmcompressor(name: str, config: str, schemes: tuple[str, ...], summary: st
         packages=("llmcompressor", "compressed-tensors", "transformers", "torch"),
         schemes=schemes,
         needs_calibration=llmcompressor.needs_calibration,
+        promises=llmcompressor.promises,
     )
 
 
@@ -60,6 +69,7 @@ _ROWS = (
         packages=(),
         schemes=("BF16", "FP16", "FP32"),
         needs_calibration=_never,
+        promises=lambda _: {"quant_method": ""},
     ),
     _llmcompressor("rtn", "RtnConfig", llmcompressor.RTN_SCHEMES, "round to nearest: the control others must beat"),
     _llmcompressor("awq", "AwqConfig", llmcompressor.AWQ_SCHEMES, "activation-aware scales, then round to nearest"),
@@ -74,6 +84,7 @@ _ROWS = (
         packages=("gptqmodel", "transformers", "torch"),
         schemes=gptqmodel.SCHEMES,
         needs_calibration=_always,
+        promises=gptqmodel.promises,
     ),
 )
 

@@ -2,25 +2,30 @@
 
 from __future__ import annotations
 
+import inspect
+
 import numpy as np
 import pytest
 
 from pipelines.engine.ort_check import compare
 from pipelines.engine.ort_genai import OrtGenaiConfig
+from pipelines.engine.pairing import Longest, Pairing, Workload
 from pipelines.engine.table import TARGETS, Target, target
 from pipelines.errors import ConfigError, StageFailed
 from pipelines.flow.stage import resolve
 from pipelines.quantize import scheme as schemes
 
 DEVICE = {"memory_gib": "24"}
+FUNCTIONS = ("preflight", "redundant", "serve", "capabilities")
 ORT = TARGETS["ort_genai"]
 
 
 @pytest.mark.parametrize("row", TARGETS.values(), ids=list(TARGETS))
 def test_every_row_names_what_exists(row: Target) -> None:
     """Config and functions of each row can be imported."""
-    for name in (row.config_type, row.build, *(f"{row.module}:{f}" for f in ("preflight", "redundant", "serve"))):
+    for name in (row.config_type, row.build, *(f"{row.module}:{f}" for f in FUNCTIONS)):
         assert callable(resolve(name))
+    assert ["config", "pairing"] == list(inspect.signature(resolve(f"{row.module}:preflight")).parameters)
 
 
 def test_an_unknown_target_is_answered_with_the_closest() -> None:
@@ -42,9 +47,17 @@ def test_an_unknown_target_is_answered_with_the_closest() -> None:
 )
 def test_what_would_fail_is_said_before_work_starts(facts: dict[str, str | int], said: str) -> None:
     """Each fact that a build could not live with is one problem with its reason."""
-    problems = ORT.preflight(OrtGenaiConfig(), facts, DEVICE)
+    problems = ORT.preflight(OrtGenaiConfig(), Pairing(facts, device=DEVICE))
     assert 1 == len(problems)
     assert said in str(problems[0])
+
+
+def test_requests_that_an_engine_cannot_hold_are_told_with_their_origin() -> None:
+    """2,049 tokens do not fit 2,048; the largest request is named with who sends it."""
+    asked = Workload(request=Longest(2049, "the probe"))
+    (problem,) = ORT.preflight(OrtGenaiConfig(), Pairing(workload=asked))
+    assert "engine.max_length=2048: the longest request, of the probe, takes 2049 tokens" in str(problem)
+    assert [] == ORT.preflight(OrtGenaiConfig(max_length=2049), Pairing(workload=asked))
 
 
 def test_a_variant_that_fits_raises_no_problem() -> None:
@@ -53,7 +66,7 @@ def test_a_variant_that_fits_raises_no_problem() -> None:
         "architecture": "LlamaForCausalLM", "quant_method": "compressed-tensors", "scheme": "W4A16_G64",
         "parameters": 134_515_008, "max_positions": 8192,
     }  # fmt: skip
-    assert [] == ORT.preflight(OrtGenaiConfig(), facts, DEVICE)
+    assert [] == ORT.preflight(OrtGenaiConfig(), Pairing(facts, device=DEVICE))
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,26 @@
+"""What an engine's server can do, as its target declares it; scoring and probing ask nothing else of it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class Capabilities:
+    """What a server declares: `top_logprobs` is how many alternatives per token it can rank.
+
+    prompt_logprobs: it echoes a prompt with a log-probability for each token. context_logits: it cannot, but it gives
+    all logits of a prompt, from which the same numbers are computed here.
+    """
+
+    token_prompts: bool = True
+    stream: bool = True
+    prompt_logprobs: bool = True
+    context_logits: bool = False
+    top_logprobs: int = 20
+    ignore_eos: bool = True
+
+    @property
+    def scores_prompts(self) -> bool:
+        """Whether log-probabilities of a prompt can be had, one way or the other."""
+        return self.prompt_logprobs or self.context_logits
