@@ -154,6 +154,7 @@ def open_campaign(data: Mapping[str, Any]) -> Campaign:
     problems += gate_problems(config.gate, config.evalset, [p.name for p in config.probe.profiles])
     if base is not None:
         problems += _misfits(variants, base)
+        problems += _refusals(variants, base)
         workload = _workload(config, evalsets, base, cache, problems)
         free = free_bytes(Path(config.paths.store).resolve())
         for variant in variants:
@@ -279,6 +280,15 @@ def _misfits(variants: list[Variant], base: Inspected) -> list[Problem]:
             first[kind] = schemes.misfit_problems(key, kind[0], base.linear_shapes, kind[1])
         found += [Problem(key, p.value, p.message, p.allowed) for p in first[kind]]
     return found
+
+
+def _refusals(variants: list[Variant], base: Inspected) -> list[Problem]:
+    """What the quantizers' libraries have against the base."""
+    return [
+        Problem(f"variant.{variant.name}.{p.key}", p.value, p.message, p.allowed)
+        for variant in variants
+        for p in variant.row.preflight(variant.config, base)
+    ]
 
 
 def _workload(

@@ -4,15 +4,24 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+from pipelines.errors import Problem
 from pipelines.flow.store import Fact
 from pipelines.quantize import gptqmodel, llmcompressor
+
+if TYPE_CHECKING:
+    from pipelines.intake.checkpoint import Inspected
 
 
 def _nothing(config: object) -> Mapping[str, Fact]:
     del config
     return {}
+
+
+def _no_problems(config: object, base: object) -> list[Problem]:
+    del config, base
+    return []
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,7 +30,8 @@ class Quantizer:
 
     `function` is "module:name", called as (config, out, *, checkpoint, calibration?) -> facts. `schemes` are patterns
     of scheme names. `promises` are facts that hold of a variant before it is made, such as its quant_method, for the
-    preflight of engines. Raise `version` when the code changes what comes out.
+    preflight of engines; `preflight` tells all that its library has against a base, with keys within the variant's own
+    config. Raise `version` when the code changes what comes out.
     """
 
     name: str
@@ -33,6 +43,7 @@ class Quantizer:
     schemes: tuple[str, ...]
     needs_calibration: Callable[[Any], bool]
     promises: Callable[[Any], Mapping[str, Fact]] = _nothing
+    preflight: Callable[[Any, Inspected], list[Problem]] = _no_problems
 
 
 def _never(config: object) -> bool:
