@@ -1,18 +1,74 @@
-"""What this machine is, as far as a measurement depends on it."""
+"""What this machine is, as far as a measurement or an engine depends on it."""
 
 from __future__ import annotations
 
+import csv
 import functools
 import os
 import platform
 import subprocess
+from dataclasses import dataclass
 from pathlib import Path
+
+_QUERY = ("name", "compute_cap", "memory.total", "driver_version")
+
+
+@dataclass(frozen=True, slots=True)
+class Gpu:
+    """One NVIDIA GPU. `sm` is its compute capability without the dot: 89 is an RTX 4090, 90 an H100."""
+
+    name: str
+    sm: int | None
+    memory_mib: int | None
+    driver: str
 
 
 @functools.cache
 def describe() -> dict[str, str]:
-    """Name the processor, cores, memory and GPUs; the values enter the keys of device-bound stages."""
-    return {"cpu": _cpu_name(), "cores": str(len(os.sched_getaffinity(0))), "memory_gib": _memory_gib(), "gpu": _gpus()}
+    """Name the processor, cores, memory and GPUs; the values enter the keys of device-bound stages.
+
+    Where there are GPUs, gpu_count, gpu_sm, gpu_memory_gib (of the smallest) and driver are told too; GPUs of unlike
+    compute capability have theirs listed: "80,90".
+    """
+    found = {
+        "cpu": _cpu_name(),
+        "cores": str(len(os.sched_getaffinity(0))),
+        "memory_gib": _memory_gib(),
+        "gpu": "; ".join(f"{gpu.name}, {gpu.driver}" for gpu in gpus()) or "none",
+    }
+    return found | _of_gpus(gpus())
+
+
+@functools.cache
+def gpus() -> tuple[Gpu, ...]:
+    """The NVIDIA GPUs that this process may use, by nvidia-smi; none where it is missing or fails."""
+    argv = ["nvidia-smi", f"--query-gpu={','.join(_QUERY)}", "--format=csv,noheader,nounits"]
+    try:
+        done = subprocess.run(argv, capture_output=True, text=True, timeout=20, check=False)
+    except (OSError, subprocess.TimeoutExpired):
+        return ()
+    return read_gpus(done.stdout) if done.returncode == 0 else ()
+
+
+def read_gpus(listed: str) -> tuple[Gpu, ...]:
+    """Parse nvidia-smi's answer, a line each: name, compute capability, memory in MiB, driver."""
+    rows = [[field.strip() for field in row] for row in csv.reader(listed.splitlines()) if len(row) == len(_QUERY)]
+    return tuple(Gpu(name, _whole(sm.replace(".", "")), _whole(memory), driver) for name, sm, memory, driver in rows)
+
+
+def _of_gpus(found: tuple[Gpu, ...]) -> dict[str, str]:
+    if not found:
+        return {}
+    told = {"gpu_count": str(len(found)), "driver": found[0].driver}
+    sms = sorted({gpu.sm for gpu in found if gpu.sm is not None})
+    memory = [gpu.memory_mib for gpu in found if gpu.memory_mib is not None]
+    told |= {"gpu_sm": ",".join(map(str, sms))} if sms else {}
+    return told | ({"gpu_memory_gib": f"{min(memory) / 1024:.1f}"} if memory else {})
+
+
+def _whole(text: str) -> int | None:
+    """A whole number, None where nvidia-smi says [N/A]."""
+    return int(text) if text.isdigit() else None
 
 
 def _cpu_name() -> str:
@@ -25,13 +81,3 @@ def _cpu_name() -> str:
 
 def _memory_gib() -> str:
     return f"{os.sysconf('SC_PAGE_SIZE') * os.sysconf('SC_PHYS_PAGES') / 2**30:.0f}"
-
-
-def _gpus() -> str:
-    """Names and driver of the NVIDIA GPUs, or "none"."""
-    query = ["nvidia-smi", "--query-gpu=name,driver_version", "--format=csv,noheader"]
-    try:
-        done = subprocess.run(query, capture_output=True, text=True, timeout=20, check=False)
-    except (OSError, subprocess.TimeoutExpired):
-        return "none"
-    return "; ".join(done.stdout.split("\n")).strip("; ") if done.returncode == 0 and done.stdout.strip() else "none"
