@@ -16,9 +16,9 @@ from pipelines.campaign import Campaign, Engine, Variant
 from pipelines.config import find
 from pipelines.decide.stage import CandidateInput, DecisionConfig
 from pipelines.evaluate.harness import ScoresConfig
-from pipelines.flow import toolchain
 from pipelines.flow.device import describe
 from pipelines.flow.stage import Stage, Step
+from pipelines.flow.toolchain import CURRENT, Toolchain
 from pipelines.intake.digests import text_sha256
 from pipelines.quantize.reference import ReferenceConfig
 from pipelines.quantize.table import Quantizer
@@ -130,20 +130,24 @@ class _Assembly:
         *,
         size: float = 0,
         batch: str | None = None,
+        runs_in: Toolchain = CURRENT,
     ) -> Step:
         device = describe() if stage.device_bound else None
         seconds = self.timings.get(stage.name, _FIRST_GUESS.get(stage.kind, 5.0))
-        return Step(stage, label, config, inputs, toolchain.versions(stage.packages), device, batch, seconds, int(size))
+        versions = runs_in.versions(stage.packages)
+        return Step(stage, label, config, inputs, versions, device, batch, seconds, int(size), runs_in)
 
     @cached_property
     def base(self) -> Step:
         inspected = self.campaign.base
         copied = inspected.parameters * 2 if inspected.config.kind == "gguf" else 0
-        return self.step(CHECKPOINT, "checkpoint", inspected.config, {}, size=copied)
+        placed = self.campaign.stages["checkpoint"]
+        return self.step(CHECKPOINT, "checkpoint", inspected.config, {}, size=copied, runs_in=placed)
 
     @cached_property
     def calibration(self) -> Step:
-        return self.step(CALIBRATION, "calibration", self.campaign.calibration, {"checkpoint": self.base})
+        inputs, placed = {"checkpoint": self.base}, self.campaign.stages["calibration"]
+        return self.step(CALIBRATION, "calibration", self.campaign.calibration, inputs, runs_in=placed)
 
     def quantized(self, variant: Variant) -> Step:
         row = variant.row
@@ -151,7 +155,8 @@ class _Assembly:
         if row.needs_calibration(variant.config):
             inputs["calibration"] = self.calibration
         size = self.weight_bytes(variant, other=2) if variant.scheme.quantized else 0
-        return self.step(_quantizer_stage(row), f"variant {variant.name}", variant.config, inputs, size=size)
+        label, placed = f"variant {variant.name}", variant.toolchain
+        return self.step(_quantizer_stage(row), label, variant.config, inputs, size=size, runs_in=placed)
 
     def checked(self, variant: Variant, quantized: Step, baseline: Step | None) -> Step:
         held_out = self.campaign.config.held_out
@@ -164,14 +169,16 @@ class _Assembly:
             max_ratio=held_out.max_ratio,
         )
         inputs = {"variant": quantized} | ({} if baseline is None else {"base": baseline})
-        return self.step(REFERENCE, f"reload {variant.name}", config, inputs, batch=self.building(quantized))
+        label, placed = f"reload {variant.name}", self.campaign.stages["reference"]
+        return self.step(REFERENCE, label, config, inputs, batch=self.building(quantized), runs_in=placed)
 
     def built(self, label: str, engine: Engine, variant: Variant, quantized: Step, checked: Step) -> Step:
         row = engine.row
         stage = Stage("engine", f"engine.{row.name}", row.version, row.build, row.config_type, row.packages)
         inputs = {"variant": quantized, "reference": checked}
         size = self.weight_bytes(variant, other=4)
-        return self.step(stage, f"engine {label}", engine.config, inputs, size=size, batch=self.building(quantized))
+        batch, placed = self.building(quantized), engine.toolchain
+        return self.step(stage, f"engine {label}", engine.config, inputs, size=size, batch=batch, runs_in=placed)
 
     def building(self, quantized: Step) -> str:
         """Reloading and building import the same libraries, so they share a process: each variant's own, or, where a

@@ -19,8 +19,10 @@ from pipelines.errors import ConfigError, InputError, Problem, closest
 from pipelines.evaluate.evalset import Evalset, EvalsetConfig
 from pipelines.evaluate.evalset import load as load_evalset
 from pipelines.flow.device import describe
+from pipelines.flow.placement import Movable, Placement
 from pipelines.flow.stage import resolve
 from pipelines.flow.store import digest_of
+from pipelines.flow.toolchain import Toolchain, toolchains
 from pipelines.intake.calibration import CalibrationConfig, pinned
 from pipelines.intake.checkpoint import CheckpointConfig, Inspected, inspect
 from pipelines.intake.digests import DigestCache, text_sha256
@@ -41,6 +43,12 @@ class Paths(Strict):
         description="artifact store; one directory per artifact, safe to share between runs",
     )
     ledger: str = Field(default="mlruns/ledger.jsonl", description="append-only record of promotions and rollbacks")
+    toolchains: str = Field(default="", description="environments of toolchains; empty: `toolchains` beside the store")
+
+    @property
+    def toolchains_home(self) -> Path:
+        """Where environments are made."""
+        return Path(self.toolchains).resolve() if self.toolchains else Path(self.store).resolve().parent / "toolchains"
 
 
 class HeldOut(Strict):
@@ -71,6 +79,9 @@ class Executor(Strict):
 
     threads: int | None = Field(default=None, ge=1, description="threads for stages and servers; null means every core")
     offline: bool = Field(default=False, description="forbid stages to reach a model hub")
+    toolchains: dict[Movable, str] = Field(
+        default={}, description="toolchain of all stages of a kind whose own configuration and row name none"
+    )
 
 
 class CampaignConfig(Strict):
@@ -92,6 +103,7 @@ class CampaignConfig(Strict):
     tracking: Tracking = Tracking()
     paths: Paths = Paths()
     executor: Executor = Executor()
+    toolchain: dict[str, dict[str, Any]] = Field(default={}, description="interpreters that stages can run in")
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,6 +115,7 @@ class Variant:
     config: BaseModel
     scheme: schemes.Scheme
     engines: tuple[str, ...]
+    toolchain: Toolchain
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,6 +125,7 @@ class Engine:
     name: str
     row: Target
     config: BaseModel
+    toolchain: Toolchain
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,6 +139,7 @@ class Campaign:
     engines: tuple[Engine, ...]
     evalsets: tuple[Evalset, ...]
     cards: Mapping[str, EvalCard]
+    stages: Mapping[Movable, Toolchain]
 
     @property
     def threads(self) -> int:
@@ -139,8 +154,12 @@ def open_campaign(data: Mapping[str, Any]) -> Campaign:
     """
     config = parse(CampaignConfig, data)
     problems: list[Problem] = []
-    engines = _engines(config, problems)
-    variants = _variants(config, engines, problems)
+    known = toolchains(config.toolchain, config.paths.toolchains_home, problems)
+    placement = Placement(known, config.executor.toolchains)
+    engines = _engines(config, placement, problems)
+    variants = _variants(config, engines, placement, problems)
+    alone: tuple[Movable, ...] = ("checkpoint", "calibration", "reference")
+    stages = {kind: placement.stage(kind, problems) for kind in alone}
     evalsets = _evalsets(config, problems)
     cache = DigestCache(Path(config.paths.store).resolve() / ".digests.json")
     base = _base(config, cache, problems)
@@ -162,7 +181,7 @@ def open_campaign(data: Mapping[str, Any]) -> Campaign:
     if problems or base is None or calibration is None:
         raise ConfigError(problems)
     cards = {e.name: EvalCard.model_validate(e.gate_card()) for e in evalsets}
-    return Campaign(config, base, calibration, tuple(variants), tuple(engines), tuple(evalsets), cards)
+    return Campaign(config, base, calibration, tuple(variants), tuple(engines), tuple(evalsets), cards, stages)
 
 
 def _base(config: CampaignConfig, cache: DigestCache, problems: list[Problem]) -> Inspected | None:
@@ -198,26 +217,32 @@ def _said(key: str, value: object, error: Exception) -> Problem:
     return Problem(key, value, str(error).removeprefix(f"{key}={value!r}: "))
 
 
-def _engines(config: CampaignConfig, problems: list[Problem]) -> list[Engine]:
+def _engines(config: CampaignConfig, placement: Placement, problems: list[Problem]) -> list[Engine]:
     found = []
     for name, given in config.engine.items():
         target = str(given.get("target", ""))
         if target not in TARGETS:
             problems.append(Problem(f"engine.{name}.target", target, "no such target", closest(target, TARGETS)))
             continue
-        row = TARGETS[target]
-        checked = _row_config(row.config_type, given, f"engine.{name}", problems)
+        row, rest = TARGETS[target], dict(given)
+        own = rest.pop("toolchain", None)
+        checked = _row_config(row.config_type, rest, f"engine.{name}", problems)
         if checked is not None:
-            found.append(Engine(name, row, checked))
+            key = f"engine.{name}.toolchain"
+            placed = placement.row("engine", key, own, row.toolchain, row.packages, problems)
+            found.append(Engine(name, row, checked, placed))
     return found
 
 
-def _variants(config: CampaignConfig, engines: list[Engine], problems: list[Problem]) -> list[Variant]:
+def _variants(
+    config: CampaignConfig, engines: list[Engine], placement: Placement, problems: list[Problem]
+) -> list[Variant]:
     found = []
     names = [e.name for e in engines]
     for name, given in config.variant.items():
         rest = dict(given)
         wanted = rest.pop("engines", None) or names
+        own = rest.pop("toolchain", None)
         quantizer = str(rest.get("quantizer", ""))
         for lost in sorted(set(wanted) - set(config.engine)):
             problems.append(
@@ -233,7 +258,9 @@ def _variants(config: CampaignConfig, engines: list[Engine], problems: list[Prob
         if checked is not None:
             named = str(getattr(checked, "scheme", BASE))
             scheme = schemes.parse("BF16" if named == BASE else named)
-            found.append(Variant(name, row, checked, scheme, tuple(e for e in names if e in wanted)))
+            key = f"variant.{name}.toolchain"
+            placed = placement.row("variant", key, own, row.toolchain, row.packages, problems)
+            found.append(Variant(name, row, checked, scheme, tuple(e for e in names if e in wanted), placed))
     return found
 
 

@@ -14,6 +14,7 @@ from pipelines.campaign import Campaign, free_bytes
 from pipelines.decide.model import Decision
 from pipelines.errors import EnvironmentProblem
 from pipelines.flow.executor import Outcome, Watch, execute
+from pipelines.flow.inspection import hindrances
 from pipelines.flow.plan import Plan, plan
 from pipelines.flow.stage import Step
 from pipelines.flow.store import Store, manifest
@@ -83,6 +84,7 @@ def conduct(campaign: Campaign, store: Store, until: Until, watching: Watching) 
     _forget_lost_track(done.assembled.track, store, uri)
     everything = plan(goals(done.assembled, until), store)
     _check_space(everything, store)
+    _check_toolchains(everything)
     with watching(everything) as watch:
         for wanted in _rounds(until, everything):
             failures = _failures(done.outcomes)
@@ -127,6 +129,12 @@ def _forget_lost_track(step: Step, store: Store, tracking_uri: str) -> None:
     artifact = store.path("track", step.key)
     if store.has("track", step.key) and not recorded(tracking_uri, str(manifest(artifact).facts.get("run_id", ""))):
         shutil.rmtree(artifact)
+
+
+def _check_toolchains(everything: Plan) -> None:
+    hindered = hindrances(everything.toolchains)
+    if hindered:
+        raise EnvironmentProblem("\n".join(hindered))
 
 
 def _check_space(everything: Plan, store: Store) -> None:

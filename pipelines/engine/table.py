@@ -35,6 +35,7 @@ class Target:
     module: str
     config: str
     packages: tuple[str, ...]
+    toolchain: str = "current"
 
     @property
     def config_type(self) -> str:

@@ -8,12 +8,13 @@ import signal
 import subprocess
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
 from pipelines.errors import EnvironmentProblem
-from pipelines.flow import toolchain
+from pipelines.flow.launch import Launch, launch, ready
 from pipelines.flow.plan import Plan
 from pipelines.flow.stage import Step
 from pipelines.flow.store import Store
@@ -88,21 +89,36 @@ def _batch(first: Step, waiting: Iterable[Step], outcomes: Mapping[str, Outcome]
         return batch
     there = {key for key, o in outcomes.items() if o.state in ("made", "reused")} | {first.key}
     for step in waiting:
-        if step is not first and step.batch == first.batch and all(up.key in there for up in step.upstream()):
+        together = step.batch == first.batch and step.runs_in == first.runs_in
+        if step is not first and together and all(up.key in there for up in step.upstream()):
             batch.append(step)
             there.add(step.key)
     return batch
 
 
 def _run_child(steps: Sequence[Step], store: Store, watch: Watch, env: Mapping[str, str]) -> Iterator[Outcome]:
-    """Run steps in one child; yield an outcome for each the child came to, at least one."""
+    """Run steps in one child in their toolchain; yield an outcome for each the child came to, at least one."""
+    first = steps[0]
+
+    def tell(done: int, total: int, what: str) -> None:
+        watch(Event(first, "progress", done, total, f"toolchain {first.runs_in.name}: {what}"))
+
+    with ExitStack() as held:
+        try:
+            held.enter_context(ready(first.runs_in, tell))
+        except EnvironmentProblem as error:
+            watch(Event(first, "failed", text=str(error)))
+            yield Outcome(first, "failed", str(error), True, f"quantgate toolchain sync {first.runs_in.name}")
+            return
+        yield from _run_ready(steps, store, watch, env)
+
+
+def _run_ready(steps: Sequence[Step], store: Store, watch: Watch, env: Mapping[str, str]) -> Iterator[Outcome]:
     by_key = {step.key: step for step in steps}
-    path = store.root / ".requests" / f"{steps[0].key[:16]}.json"
-    path.write_text(request_of([_by_value(step) for step in steps], store).model_dump_json(indent=1))
-    argv = toolchain.command(str(path))
+    started = _launched(steps, store, env)
     current = steps[0]
     ended = False
-    child = _start(argv, store, current, env)
+    child = _start(started, store, current)
     try:
         for line in child.stdout or ():
             event: dict[str, Any] = json.loads(line)
@@ -120,35 +136,47 @@ def _run_child(steps: Sequence[Step], store: Store, watch: Watch, env: Mapping[s
                     yield Outcome(current, state)
                 case "failed":
                     ended = True
-                    yield _failed(current, event["message"], event["transient"], argv, store, watch)
+                    yield _failed(current, event["message"], event["transient"], started.repeat, store, watch)
         child.wait()
     finally:
         _end(child)
+        started.tidy()
     if not ended:
-        yield _failed(current, _death(child.returncode), True, argv, store, watch)
+        yield _failed(current, _death(child.returncode), True, started.repeat, store, watch)
 
 
-def _start(argv: list[str], store: Store, first: Step, env: Mapping[str, str]) -> subprocess.Popen[str]:
+def _launched(steps: Sequence[Step], store: Store, env: Mapping[str, str]) -> Launch:
+    """Write the request, with the store's path as the child will see it."""
+    first = steps[0]
+    path = store.root / ".requests" / f"{first.key[:16]}.json"
+    inputs = [store.path(up.stage.kind, up.key) for step in steps for up in step.upstream()]
+    name = f"quantgate-{first.key[:16]}-{os.getpid()}"
+    made = launch(first.runs_in, path, store.root, [p for p in inputs if p.is_dir()], env, name)
+    path.write_text(request_of([_by_value(step) for step in steps], made.store).model_dump_json(indent=1))
+    return made
+
+
+def _start(started: Launch, store: Store, first: Step) -> subprocess.Popen[str]:
     try:
         with store.log_path(first.key).open("wb") as log:
             return subprocess.Popen(
-                argv,
+                started.argv,
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.PIPE,
                 stderr=log,
-                env=toolchain.environment(env),
+                env=started.env,
                 start_new_session=True,
                 cwd=store.root / ".tmp",  # libraries that drop files where they stand drop them here
                 text=True,
             )
     except OSError as error:
-        raise EnvironmentProblem(f"cannot start {argv[0]}: {error.strerror}") from None
+        raise EnvironmentProblem(f"cannot start {started.argv[0]}: {error.strerror}") from None
 
 
-def _failed(step: Step, message: str, transient: bool, argv: list[str], store: Store, watch: Watch) -> Outcome:
+def _failed(step: Step, message: str, transient: bool, command: str, store: Store, watch: Watch) -> Outcome:
     watch(Event(step, "failed", text=message))
     log = store.log_path(step.key)
-    return Outcome(step, "failed", message, transient, " ".join(argv), str(log))
+    return Outcome(step, "failed", message, transient, command, str(log))
 
 
 def _by_value(step: Step) -> dict[str, Any]:
@@ -166,6 +194,7 @@ def _by_value(step: Step) -> dict[str, Any]:
             for name, given in step.inputs.items()
         },
         "toolchain": dict(step.toolchain),
+        "packages": list(step.stage.packages),
         "device": dict(step.device) if step.device is not None else None,
     }
 

@@ -9,7 +9,8 @@ from dataclasses import dataclass
 from typing import Literal
 
 from pipelines.flow.stage import Step
-from pipelines.flow.store import Store
+from pipelines.flow.store import Store, manifest
+from pipelines.flow.toolchain import ContainerConfig, Toolchain
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,6 +31,11 @@ class Plan:
     @property
     def to_run(self) -> tuple[Planned, ...]:
         return tuple(p for p in self.steps if p.state == "run")
+
+    @property
+    def toolchains(self) -> tuple[Toolchain, ...]:
+        """Those that the steps to run need, each once."""
+        return tuple({p.step.runs_in.name: p.step.runs_in for p in self.to_run}.values())
 
     @property
     def seconds(self) -> float:
@@ -60,9 +66,16 @@ def plan(goals: Iterable[Step], store: Store) -> Plan:
     """Decide for each step whether its artifact is reused or must be made."""
     planned = []
     running: dict[str, str] = {}
+    contained: set[str] = set()
     for step in in_order(goals):
+        if isinstance(step.runs_in.spec, ContainerConfig) or any(up.key in contained for up in step.upstream()):
+            contained.add(step.key)
         if store.has(step.stage.kind, step.key):
-            planned.append(Planned(step, "reuse", "made before from the same inputs"))
+            if step.key not in contained or not manifest(store.path(step.stage.kind, step.key)).simulated:
+                planned.append(Planned(step, "reuse", "made before from the same inputs"))
+                continue
+            running[step.key] = step.label
+            planned.append(Planned(step, "run", "made before, but by a simulated container"))
             continue
         waits = [up.label for up in step.upstream() if up.key in running]
         running[step.key] = step.label

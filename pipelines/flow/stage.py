@@ -12,6 +12,7 @@ from pydantic import BaseModel
 
 from pipelines.config import keyed
 from pipelines.flow.store import digest_of
+from pipelines.flow.toolchain import CURRENT, Toolchain
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,7 +36,8 @@ class Stage:
 class Step:
     """One stage to run in one campaign. Its key is a hash of what it depends on, never of what comes out.
 
-    Steps with the same `batch` may share one child process, and with it imports and a running engine.
+    `toolchain` holds the versions that enter the key; `runs_in` is where the child is started. Steps with the same
+    `batch` may share one child process, and with it imports and a running engine, unless they run in unlike toolchains.
     """
 
     stage: Stage
@@ -47,6 +49,7 @@ class Step:
     batch: str | None = None
     seconds: float = 0.0
     size_bytes: int = 0
+    runs_in: Toolchain = CURRENT
 
     @property
     def config_data(self) -> dict[str, Any]:

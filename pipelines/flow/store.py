@@ -14,6 +14,8 @@ from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from typing import Any
 
+from pydantic import Field
+
 from pipelines.config import Strict
 from pipelines.errors import EnvironmentProblem, EvidenceError
 from pipelines.flow.locks import Held, locked
@@ -38,6 +40,7 @@ class Manifest(Strict):
     started: str
     seconds: float
     peak_rss: int
+    simulated: bool = Field(default=False, description="made by a stand-in for a container; never to be promoted")
 
 
 def manifest(artifact: Path) -> Manifest:
@@ -68,6 +71,16 @@ def hash_tree(root: Path) -> dict[str, tuple[str, int]]:
     """Hash every file under an artifact (following links), by relative path; the manifest is left out."""
     files = sorted(p for p in root.rglob("*") if p.is_file() and p.name != MANIFEST)
     return {p.relative_to(root).as_posix(): (sha256_of(p), p.stat().st_size) for p in files}
+
+
+def relink(staged: Path, root: Path) -> None:
+    """Make a staged artifact's links to other artifacts relative: the store has another path inside a container, and
+    may be moved. Staging directories lie as deep as artifacts, so the links hold before and after the rename."""
+    for link in staged.rglob("*"):
+        if link.is_symlink() and link.readlink().is_relative_to(root):
+            target = os.path.relpath(link.readlink(), link.parent)
+            link.unlink()
+            link.symlink_to(target)
 
 
 def verify(artifact: Path) -> list[str]:

@@ -1,15 +1,172 @@
-"""A toolchain names the interpreter a stage runs in, and gives its children a clean environment."""
+"""A toolchain is a value: the interpreter a stage runs in, and the versions that enter its key.
+
+What makes one is in venvs.py and containers.py, how a stage is started in it in launch.py.
+"""
 
 from __future__ import annotations
 
 import functools
-import os
 import sys
 from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
 from importlib import metadata
+from pathlib import Path
+from typing import Any, Literal
 
-# What may pass from our environment into a stage: enough to run, nothing that changes which code is imported.
-_DROPPED = ("PYTHONPATH", "PYTHONHOME", "PYTHONSTARTUP", "PYTHONUSERBASE", "VIRTUAL_ENV", "MLFLOW_RUN_ID")
+from pydantic import Field
+
+from pipelines.config import Strict, find, parse
+from pipelines.errors import ConfigError, Problem, closest
+from pipelines.flow import lockfile
+
+
+class CurrentConfig(Strict):
+    """The interpreter quantgate itself runs in."""
+
+    kind: Literal["current"] = "current"
+
+
+class VenvConfig(Strict):
+    """A virtual environment made on demand from a lock file."""
+
+    kind: Literal["venv"]
+    python: str = Field(
+        pattern=r"^3\.(1[1-9]|[2-9]\d)$", description="the interpreter's version; the worker needs 3.11"
+    )
+    lock: str = Field(min_length=1, description="requirements file in which every line pins a distribution by ==")
+    no_deps: tuple[str, ...] = Field(
+        default=(), description="distributions of the lock that are installed last and without what they ask for"
+    )
+    installer: Literal["auto", "uv", "pip"] = Field(
+        default="auto", description="auto: uv where it is on PATH, else pip; each reads its own index settings"
+    )
+    env: dict[str, str] = Field(default={}, description="additions to the environment of stages that run in it")
+
+
+class ContainerConfig(Strict):
+    """An image pinned by digest, with its run options."""
+
+    kind: Literal["container"]
+    runtime: Literal["docker", "podman"] = Field(default="docker", description="the command on PATH")
+    image: str = Field(
+        pattern=r"^[a-z0-9][^\s@]*$", description="repository, with a tag for people; the digest is what is run"
+    )
+    digest: str | None = Field(
+        default=None, pattern=r"^sha256:[0-9a-f]{64}$", description="the image's digest; nothing runs without one"
+    )
+    python: str = Field(default="python3", min_length=1, description="the interpreter inside; 3.11 or later")
+    gpus: str | None = Field(
+        default="all", pattern=r"^(all|\d+(,\d+)*)$", description="all, or indexes such as 0,1; null: none"
+    )
+    ipc: Literal["host", "private"] = Field(
+        default="host", description="NCCL and torch's loaders need much shared memory"
+    )
+    ulimits: tuple[str, ...] = Field(default=("memlock=-1", "stack=67108864"), description="as --ulimit takes them")
+    network: Literal["none", "host", "bridge"] = Field(default="none", description="none: it cannot reach a hub")
+    model_cache: str | None = Field(
+        default="~/.cache/huggingface",
+        description="model cache of this machine, mounted as the container's; null: none",
+    )
+    env: dict[str, str] = Field(default={}, description="additions to its environment; no secrets, they are printed")
+    pass_env: tuple[str, ...] = Field(
+        default=(), description="variables passed on by name, so that their values stay off the command line"
+    )
+    options: tuple[str, ...] = Field(default=(), description="further options of the runtime's run command")
+
+
+Spec = CurrentConfig | VenvConfig | ContainerConfig
+_KINDS: Mapping[str, type[Spec]] = {"current": CurrentConfig, "venv": VenvConfig, "container": ContainerConfig}
+
+
+_CURRENT_SPEC = CurrentConfig()
+
+
+@dataclass(frozen=True, slots=True)
+class Toolchain:
+    """A named interpreter. `home` is where environments are made; `pinned` what a venv's lock file pins."""
+
+    name: str
+    spec: Spec = _CURRENT_SPEC
+    home: Path = Path()
+    pinned: Mapping[str, str] = field(default_factory=dict)
+
+    def versions(self, packages: Iterable[str]) -> dict[str, str]:
+        """What enters a key: versions of the named distributions as far as they are known without starting it.
+
+        An image's digest stands for all of its versions; the worker adds those it finds to the manifest.
+        """
+        if isinstance(self.spec, VenvConfig):
+            found = {name: self.pinned.get(lockfile.canonical_name(name), "absent") for name in packages}
+            return {"python": self.spec.python, **found, "toolchain": self.name}
+        if isinstance(self.spec, ContainerConfig):
+            return {"toolchain": self.name, "image": self.spec.digest or ""}
+        return versions(packages)
+
+    def lacks(self, packages: Iterable[str]) -> list[str]:
+        """The named distributions that the lock does not hold; of other kinds that is not known beforehand."""
+        if not isinstance(self.spec, VenvConfig):
+            return []
+        return [name for name in packages if lockfile.canonical_name(name) not in self.pinned]
+
+
+CURRENT = Toolchain("current")
+
+
+def toolchains(given: Mapping[str, Mapping[str, Any]], home: Path, problems: list[Problem]) -> dict[str, Toolchain]:
+    """The toolchains of a configuration by name; `current` is always among them. Problems are added to those known."""
+    found = {CURRENT.name: CURRENT}
+    for name, data in given.items():
+        spec = _spec(name, data, problems)
+        if isinstance(spec, VenvConfig):
+            found[name] = Toolchain(name, spec, home, _pinned(name, spec, problems))
+        elif spec is not None:
+            found[name] = Toolchain(name, spec, home)
+    return found
+
+
+def _spec(name: str, data: Mapping[str, Any], problems: list[Problem]) -> Spec | None:
+    key, kind = f"toolchain.{name}", str(data.get("kind", ""))
+    if kind not in _KINDS:
+        problems.append(Problem(f"{key}.kind", data.get("kind"), "no such kind of toolchain", closest(kind, _KINDS)))
+        return None
+    try:
+        return parse(_KINDS[kind], dict(data), key)
+    except ConfigError as error:
+        problems += error.problems
+    return None
+
+
+def _pinned(name: str, spec: VenvConfig, problems: list[Problem]) -> dict[str, str]:
+    key = f"toolchain.{name}"
+    try:
+        pinned = lockfile.read(find(spec.lock))
+    except FileNotFoundError:
+        problems.append(Problem(f"{key}.lock", spec.lock, "no such lock file"))
+        return {}
+    except ConfigError as error:
+        problems.append(Problem(f"{key}.lock", spec.lock, str(error)))
+        return {}
+    problems += [
+        Problem(f"{key}.no_deps", extra, "is not in the lock", closest(extra, pinned))
+        for extra in spec.no_deps
+        if lockfile.canonical_name(extra) not in pinned
+    ]
+    if lockfile.WORKER not in pinned:
+        problems.append(Problem(f"{key}.lock", spec.lock, f"does not pin {lockfile.WORKER}, which the worker needs"))
+    return pinned
+
+
+def unpinned(name: str, spec: ContainerConfig) -> Problem:
+    """A tag may name another image tomorrow, so a container without a digest does not run; say how to find it."""
+    find_it = (
+        f"{spec.runtime} pull {spec.image} && {spec.runtime} image inspect --format '{{{{.RepoDigests}}}}' {spec.image}"
+    )
+    return Problem(
+        f"toolchain.{name}.digest",
+        spec.digest,
+        "an image is pinned by its digest, and none is given",
+        f"find it: {find_it}",
+    )
 
 
 @functools.cache
@@ -22,25 +179,6 @@ def version_of(distribution: str) -> str:
 
 
 def versions(packages: Iterable[str]) -> dict[str, str]:
-    """The versions that enter a key: Python's own and those of the named distributions."""
+    """The versions of this interpreter: Python's own and those of the named distributions."""
     found = {name: version_of(name) for name in packages}
     return {"python": f"{sys.version_info.major}.{sys.version_info.minor}", **found}
-
-
-def command(request: str) -> list[str]:
-    """The argv that runs a request in this interpreter."""
-    return [sys.executable, "-m", "pipelines.flow.worker", request]
-
-
-def environment(extra: Mapping[str, str]) -> dict[str, str]:
-    """A child's environment: ours without what would change its imports, and threads that do not spin."""
-    env = {k: v for k, v in os.environ.items() if k not in _DROPPED}
-    env |= {
-        "PYTHONNOUSERSITE": "1",
-        "PYTHONUNBUFFERED": "1",
-        "OMP_WAIT_POLICY": "PASSIVE",  # spinning threads collapse on a shared machine
-        "TOKENIZERS_PARALLELISM": "false",
-        "MLFLOW_DISABLE_TELEMETRY": "true",
-        "HF_HUB_DISABLE_TELEMETRY": "1",
-    }
-    return env | dict(extra)

@@ -5,7 +5,6 @@ Events go to stdout as JSON lines; whatever the stage's libraries print goes to 
 
 from __future__ import annotations
 
-import ctypes
 import errno
 import json
 import os
@@ -20,11 +19,15 @@ from pathlib import Path
 from typing import IO, Any
 
 from pipelines.config import Strict, parse
-from pipelines.errors import QuantgateError, TransientFailure
+from pipelines.errors import EnvironmentProblem, QuantgateError, TransientFailure
 from pipelines.flow import progress
+from pipelines.flow.lockfile import agrees
 from pipelines.flow.stage import resolve
-from pipelines.flow.store import Manifest, Store, hash_tree
+from pipelines.flow.store import Manifest, Store, hash_tree, manifest, relink
+from pipelines.flow.tether import die_with_parent
+from pipelines.flow.toolchain import versions
 
+SIMULATED = "QUANTGATE_SIMULATED"  # set to 1 by stand-ins for a container runtime, and by nothing else
 _TRANSIENT_ERRNO = {errno.ENOSPC, errno.EDQUOT, errno.ENOMEM, errno.EMFILE, errno.ENFILE}
 
 
@@ -41,6 +44,7 @@ class StepRequest(Strict):
     config: dict[str, Any]
     inputs: dict[str, str | list[str]]
     toolchain: dict[str, str]
+    packages: tuple[str, ...]
     device: dict[str, str] | None
 
 
@@ -53,7 +57,7 @@ class Request(Strict):
 
 def main(argv: list[str]) -> int:
     """Run a request file; exit 0 when every step is made or was there, 1 when one failed."""
-    _die_with_parent()
+    die_with_parent()
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     request = parse(Request, json.loads(Path(argv[0]).read_text()))
     store = Store(Path(request.store))
@@ -72,7 +76,7 @@ def _run(step: StepRequest, store: Store, events: IO[str]) -> bool:
     tell("started")
     with store.lock(step.key):
         _redirect(store.log_path(step.key))
-        if store.has(step.kind, step.key):
+        if _is_there(step, store):
             tell("done", reused=True)
             return True
         try:
@@ -85,12 +89,50 @@ def _run(step: StepRequest, store: Store, events: IO[str]) -> bool:
     return True
 
 
+def _is_there(step: StepRequest, store: Store) -> bool:
+    """Whether the artifact is there; a simulated one is none to a run that is not itself simulated."""
+    return store.has(step.kind, step.key) and (
+        _simulated(step, store) or not manifest(store.path(step.kind, step.key)).simulated
+    )
+
+
+def _simulated(step: StepRequest, store: Store) -> bool:
+    """Whether a stand-in for a container runtime started this worker, or made what the step reads."""
+    inputs = [path for given in step.inputs.values() for path in _listed(_paths(store, given))]
+    return os.environ.get(SIMULATED) == "1" or any(manifest(path).simulated for path in inputs)
+
+
+def _listed(given: Path | list[Path]) -> list[Path]:
+    return [given] if isinstance(given, Path) else given
+
+
+def _real_versions(step: StepRequest) -> dict[str, str]:
+    """The step's toolchain with the versions found here: builds such as 2.13.0+cpu, and those only an image knows.
+
+    Raises:
+        EnvironmentProblem: a version is not the one the step's key says.
+    """
+    found = versions(step.packages)
+    wrong = [
+        f"{name} is {version}, not {step.toolchain[name]}"
+        for name, version in found.items()
+        if name in step.toolchain and not agrees(step.toolchain[name], version)
+    ]
+    if wrong:
+        name = step.toolchain.get("toolchain", "current")
+        again = f"; make it anew: quantgate toolchain sync {name}" if name != "current" else ""
+        raise EnvironmentProblem(f"toolchain {name} is not what the plan was made for: {', '.join(wrong)}{again}")
+    return step.toolchain | found
+
+
 def _make(step: StepRequest, store: Store) -> None:
+    actual = _real_versions(step)
     config = parse(resolve(step.config_type), step.config)  # type: ignore[arg-type]
     inputs = {name: _paths(store, step.inputs[name]) for name in step.inputs}
     started, clock = datetime.now(UTC), time.monotonic()
     with store.staging(step.kind, step.key) as out:
         facts = resolve(step.function)(config, out, **inputs)
+        relink(out, store.root)
         store.commit(
             out,
             Manifest(
@@ -100,12 +142,13 @@ def _make(step: StepRequest, store: Store) -> None:
                 key=step.key,
                 config=step.config,
                 inputs={name: _keys(given) for name, given in step.inputs.items()},
-                toolchain=step.toolchain,
+                toolchain=actual,
                 device=step.device,
                 facts=facts,
                 files=hash_tree(out),
                 started=started.isoformat(timespec="seconds"),
                 seconds=round(time.monotonic() - clock, 3),
+                simulated=_simulated(step, store) or facts.get("simulated") is True,
                 peak_rss=resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024,
             ),
         )
@@ -143,15 +186,9 @@ def _redirect(log: Path) -> None:
     os.close(fd)
 
 
-def _die_with_parent() -> None:
-    """Ask Linux to end this process when whoever started it dies, so a killed run leaves nothing behind."""
-    if sys.platform == "linux":
-        ctypes.CDLL(None, use_errno=True).prctl(1, signal.SIGTERM)  # PR_SET_PDEATHSIG
-
-
-def request_of(steps: list[Mapping[str, Any]], store: Store) -> Request:
-    """Put step requests and their store into one request."""
-    return parse(Request, {"store": str(store.root), "steps": steps})
+def request_of(steps: list[Mapping[str, Any]], store: str) -> Request:
+    """Put step requests into one request, with their store's path as the worker sees it."""
+    return parse(Request, {"store": store, "steps": steps})
 
 
 if __name__ == "__main__":

@@ -31,7 +31,8 @@ class Quantizer:
     `function` is "module:name", called as (config, out, *, checkpoint, calibration?) -> facts. `schemes` are patterns
     of scheme names. `promises` are facts that hold of a variant before it is made, such as its quant_method, for the
     preflight of engines; `preflight` tells all that its library has against a base, with keys within the variant's own
-    config. Raise `version` when the code changes what comes out.
+    config. `toolchain` is where it runs unless a conf file says otherwise. Raise `version` when the code changes what
+    comes out.
     """
 
     name: str
@@ -44,6 +45,7 @@ class Quantizer:
     needs_calibration: Callable[[Any], bool]
     promises: Callable[[Any], Mapping[str, Fact]] = _nothing
     preflight: Callable[[Any, Inspected], list[Problem]] = _no_problems
+    toolchain: str = "current"
 
 
 def _never(config: object) -> bool:

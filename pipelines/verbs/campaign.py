@@ -6,7 +6,7 @@ import argparse
 import getpass
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -19,8 +19,10 @@ from pipelines.decide.gate import Resolution, resolution
 from pipelines.decide.model import Decision
 from pipelines.errors import EvidenceError
 from pipelines.flow import plan as flow_plan
+from pipelines.flow.inspection import Found, look
 from pipelines.flow.plan import Plan
 from pipelines.flow.store import Store, manifest
+from pipelines.flow.toolchain import CURRENT
 
 if TYPE_CHECKING:
     from pipelines.release.registry import Registry, Release
@@ -51,8 +53,16 @@ def plan(args: argparse.Namespace) -> Answer:
     planned = flow_plan.plan(goals(assembled, "run"), store)
     resolutions = [_resolution(campaign, e.name) for e in campaign.evalsets]
     _show_plan(planned, resolutions, store.root, every=args.all)
-    return Answer(0, {"steps": _steps(planned), "seconds": planned.seconds, "bytes": planned.size_bytes,
-                      "eval_sets": [r.model_dump(mode="json") for r in resolutions]})  # fmt: skip
+    needed = [look(t) for t in planned.toolchains]
+    _show_toolchains(needed)
+    document = {
+        "steps": _steps(planned),
+        "toolchains": [asdict(f) for f in needed],
+        "seconds": planned.seconds,
+        "bytes": planned.size_bytes,
+        "eval_sets": [r.model_dump(mode="json") for r in resolutions],
+    }
+    return Answer(0, document)
 
 
 def _resolution(campaign: Campaign, name: str) -> Resolution:
@@ -62,7 +72,14 @@ def _resolution(campaign: Campaign, name: str) -> Resolution:
 
 def _steps(planned: Plan) -> list[dict[str, Any]]:
     return [
-        {"label": p.step.label, "kind": p.step.stage.kind, "key": p.step.key[:16], "state": p.state, "why": p.why}
+        {
+            "label": p.step.label,
+            "kind": p.step.stage.kind,
+            "key": p.step.key[:16],
+            "state": p.state,
+            "why": p.why,
+            "toolchain": p.step.runs_in.name,
+        }
         for p in planned.steps
     ]
 
@@ -74,6 +91,9 @@ def _show_steps(planned: Plan, *, every: bool) -> None:
         rows: list[tuple[object, ...]] = [
             (p.step.label, f"{p.step.stage.kind}/{p.step.key[:16]}", p.state, p.why, *_cost([p])) for p in planned.steps
         ]
+        if any(p.step.runs_in != CURRENT for p in planned.steps):  # a column that says nothing new is none
+            columns = (*columns, "toolchain")
+            rows = [(*row, p.step.runs_in.name) for row, p in zip(rows, planned.steps, strict=True)]
     else:
         kinds: dict[str, list[flow_plan.Planned]] = {}
         for p in planned.steps:
@@ -81,6 +101,15 @@ def _show_steps(planned: Plan, *, every: bool) -> None:
         columns = ("steps (--all lists each)", "count", "to run", "time", "disk")
         rows = [(kind, len(ps), sum(p.state == "run" for p in ps), *_cost(ps)) for kind, ps in kinds.items()]
     terminal.table("Steps", columns, rows)
+
+
+def _show_toolchains(needed: Sequence[Found]) -> None:
+    """The toolchains that are not simply there: a run makes what is missing, and is stopped by what is unusable."""
+    for found in needed:
+        if found.state == "missing":
+            print(f"toolchain {found.name}: {found.what}; `run` makes it first, or {found.to_do}")
+        elif found.state != "ready":
+            print(f"warning: toolchain {found.name}: {found.what}; {found.to_do}")
 
 
 def _cost(planned: Sequence[flow_plan.Planned]) -> tuple[str, str]:

@@ -1,0 +1,110 @@
+"""How a request is started in its toolchain: one command line and environment for each kind, and how to repeat it."""
+
+from __future__ import annotations
+
+import os
+import shlex
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from pipelines.errors import EnvironmentProblem
+from pipelines.flow import containers, surroundings
+from pipelines.flow.tether import tethered
+from pipelines.flow.toolchain import ContainerConfig, CurrentConfig, Toolchain, VenvConfig
+from pipelines.flow.venvs import Tell, in_use, make, venv
+
+PACKAGE = Path(__file__).resolve().parents[1]
+WORKER = ("-P", "-m", "pipelines.flow.worker")
+
+
+@dataclass(frozen=True, slots=True)
+class Launch:
+    """A child to start: `store` is the store's path as the child sees it; `repeat` is for a person's shell."""
+
+    argv: list[str]
+    env: dict[str, str]
+    repeat: str
+    store: str
+    tidy: Callable[[], None] = field(default=lambda: None)
+
+
+@contextmanager
+def ready(toolchain: Toolchain, tell: Tell) -> Iterator[None]:
+    """A toolchain that can be started in, made first if it is not there, and kept as it is inside the block.
+
+    Raises:
+        EnvironmentProblem: it could not be made, or is not what its lock says.
+    """
+    spec = toolchain.spec
+    if isinstance(spec, VenvConfig):
+        wanted = venv(toolchain, spec)
+        if not wanted.made:
+            make(wanted, tell)
+        with in_use(wanted):
+            yield
+        return
+    if isinstance(spec, ContainerConfig):
+        there, what = containers.state(toolchain, spec)
+        if not there:
+            if containers.runtime_problem(spec.runtime):
+                raise EnvironmentProblem(f"toolchain {toolchain.name}: {what}")
+            tell(0, 1, f"fetching {containers.reference(spec)}")
+            containers.pull(toolchain, spec)
+    yield
+
+
+def launch(
+    toolchain: Toolchain, request: Path, root: Path, inputs: list[Path], env: Mapping[str, str], name: str
+) -> Launch:
+    """The child that runs a request. `inputs` are the artifacts it reads; `name` is unlike any other child's."""
+    spec = toolchain.spec
+    if isinstance(spec, CurrentConfig):
+        argv = [sys.executable, *WORKER, str(request)]
+        return Launch(argv, surroundings.environment(env), shlex.join(argv), str(root))
+    if isinstance(spec, VenvConfig):
+        return _in_venv(toolchain, spec, request, root, env)
+    return _in_container(spec, request, root, inputs, env, name)
+
+
+def package_path(root: Path) -> Path:
+    """A directory that holds a link to our package and nothing else, so that no other of our modules can be found."""
+    place = root / ".package"
+    link = place / PACKAGE.name
+    place.mkdir(exist_ok=True)
+    if not link.is_symlink() or link.readlink() != PACKAGE:
+        fresh = place / f".{os.getpid()}"
+        fresh.unlink(missing_ok=True)
+        fresh.symlink_to(PACKAGE)
+        fresh.replace(link)
+    return place
+
+
+def _in_venv(toolchain: Toolchain, spec: VenvConfig, request: Path, root: Path, env: Mapping[str, str]) -> Launch:
+    python = venv(toolchain, spec).python
+    given = surroundings.foreign({**env, **spec.env}, package_path(root), python.parent)
+    argv = [str(python), *WORKER, str(request)]
+    told = [f"{name}={given[name]}" for name in ("PYTHONPATH", "PYTHONNOUSERSITE", *spec.env)]
+    return Launch(argv, given, shlex.join(["env", "-u", "PYTHONHOME", *told, *argv]), str(root))
+
+
+def _in_container(
+    spec: ContainerConfig, request: Path, root: Path, inputs: list[Path], env: Mapping[str, str], name: str
+) -> Launch:
+    inside = f"{containers.STORE}/{request.relative_to(root)}"
+    argv = containers.run_argv(
+        spec,
+        name,
+        containers.mounts(spec, root, PACKAGE, inputs),
+        containers.inner_env(spec, env),
+        [spec.python, *WORKER, inside],
+    )
+    return Launch(
+        tethered(argv),
+        surroundings.environment({}),
+        shlex.join(argv),
+        containers.STORE,
+        lambda: containers.remove(spec.runtime, name),
+    )
