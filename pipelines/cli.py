@@ -162,6 +162,14 @@ def _gc(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--dry-run", action="store_true", help="only say what would go")
 
 
+def _toolchain(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("action", choices=("list", "sync", "check"), help="show them; make them; compare with locks")
+    parser.add_argument(
+        "names", nargs="*", help="toolchains, all where none is named; an argument with = is an override"
+    )
+    parser.add_argument("--config-dir", help="a conf/ directory of your own instead of the shipped one")
+
+
 def _verbs() -> dict[str, Verb]:
     def lazily(module: str, function: str) -> Callable[[argparse.Namespace], Answer]:
         def run(args: argparse.Namespace) -> Answer:
@@ -187,6 +195,8 @@ def _verbs() -> dict[str, Verb]:
         "status": Verb("show the decisions made here", lazily(keeping, "status"), True),
         "ui": Verb("open the results in MLflow", lazily(campaign, "ui"), True, _port),
         "doctor": Verb("say what this machine can do and what is missing", lazily(keeping, "doctor"), True),
+        "toolchain": Verb("list, make or check the interpreters that stages can run in",
+                          lazily("pipelines.verbs.toolchain", "toolchain"), False, _toolchain),
         "gc": Verb("remove what neither a recent decision nor one in the ledger reaches",
                    lazily(keeping, "gc"), True, _gc),
         "verify": Verb("hash every artifact again and name what differs", lazily(keeping, "verify"), True),

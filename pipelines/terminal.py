@@ -60,9 +60,12 @@ class Watcher:
     def __call__(self, event: Event) -> None:
         label = event.step.label
         match event.what:
+            case "preparing":
+                self._prepare(event)
             case "started":
                 self._began[event.step.key] = time.monotonic()
                 self._say(f"start   {label}")
+                self._end_bar()
                 self._task = self._bars.add_task(label, total=None, left="")
             case "progress":
                 self._progress(event)
@@ -84,17 +87,57 @@ class Watcher:
     def _end(self, event: Event, line: str) -> None:
         began = self._began.pop(event.step.key, None)
         self._say(line + (f" ({time.monotonic() - began:.1f} s)" if began is not None else ""))
-        if self._task is not None:
-            self._bars.remove_task(self._task)
-            self._task = None
+        self._end_bar()
         self._ended += 1
         if self._all is not None:
             spent = time.monotonic() - self._start
             left = max(0.0, self._estimate - spent)
             self._bars.update(self._all, completed=min(self._ended, self._total), left=f"about {left:.0f} s left")
 
+    def _prepare(self, event: Event) -> None:
+        """A toolchain is being made: a line as that begins, and a bar until the step starts."""
+        if self._task is None:
+            self._say(f"prepare {event.text}")
+            self._task = self._bars.add_task(event.text, total=event.total, left="")
+        self._bars.update(self._task, description=event.text, total=event.total, completed=event.done)
+
+    def _end_bar(self) -> None:
+        if self._task is not None:
+            self._bars.remove_task(self._task)
+            self._task = None
+
     def _say(self, line: str) -> None:
         self._console.print(line, markup=False)
+
+
+class Steps:
+    """The progress of one long thing on stderr: a line as it begins, a bar on a terminal, a line with its time."""
+
+    def __init__(self, label: str) -> None:
+        from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
+
+        self._label, self._console = label, console(stderr=True)
+        columns = (TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn())
+        self._bars = Progress(*columns, console=self._console, disable=not self._console.is_terminal, transient=True)
+        self._task: TaskID | None = None
+        self._start = time.monotonic()
+
+    def __enter__(self) -> Self:
+        self._bars.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._bars.stop()
+        if kind is None and self._task is not None:
+            self._console.print(f"{self._label}: done ({time.monotonic() - self._start:.1f} s)", markup=False)
+
+    def __call__(self, done: int, total: int, what: str) -> None:
+        if self._task is None:
+            self._console.print(f"{self._label}: {what}", markup=False)
+            self._task = self._bars.add_task(self._label, total=total)
+        self._bars.update(self._task, description=f"{self._label}: {what}", total=total, completed=done)
 
 
 def table(title: str, columns: Sequence[str], rows: Iterable[Sequence[object]]) -> None:

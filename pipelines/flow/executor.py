@@ -37,10 +37,10 @@ class Outcome:
 
 @dataclass(frozen=True, slots=True)
 class Event:
-    """Something a person may want to see: a step started, moved on, or ended."""
+    """Something a person may want to see: a step's toolchain is being made, or it started, moved on, or ended."""
 
     step: Step
-    what: Literal["started", "progress", "reused", "made", "failed", "skipped"]
+    what: Literal["preparing", "started", "progress", "reused", "made", "failed", "skipped"]
     done: int = 0
     total: int = 0
     text: str = ""
@@ -101,7 +101,7 @@ def _run_child(steps: Sequence[Step], store: Store, watch: Watch, env: Mapping[s
     first = steps[0]
 
     def tell(done: int, total: int, what: str) -> None:
-        watch(Event(first, "progress", done, total, f"toolchain {first.runs_in.name}: {what}"))
+        watch(Event(first, "preparing", done, total, f"toolchain {first.runs_in.name}: {what}"))
 
     with ExitStack() as held:
         try:
