@@ -10,6 +10,7 @@ from pydantic import Field
 
 from pipelines.config import Strict
 from pipelines.errors import InputError
+from pipelines.quantize.coverage import unchanged
 from pipelines.quantize.scheme import of_dtype
 from pipelines.quantize.shards import Shards
 
@@ -25,7 +26,7 @@ class BaselineConfig(Strict):
 
 def run(
     config: BaselineConfig, out: Path, *, checkpoint: Path, calibration: Path | None = None
-) -> dict[str, str | int]:
+) -> dict[str, str | int | float]:
     """Link the base's files into a directory of its own; nothing is copied, however large the base is."""
     del config, calibration
     for file in sorted(p for p in checkpoint.iterdir() if p.is_file() and p.name != "manifest.json"):
@@ -35,10 +36,9 @@ def run(
         "quantizer": "baseline",
         "library": "",
         "library_version": "",
-        "quantized_modules": 0,
-        "skipped_modules": "",
+        **unchanged(out, "the base as it is"),
         "adaptations": "",
-        "size_bytes": sum(p.stat().st_size for p in out.iterdir()),
+        "size_bytes": sum(p.stat().st_size for p in out.iterdir() if p.is_symlink()),
         "quant_method": "",
         "format": "",
     }

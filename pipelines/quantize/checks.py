@@ -5,12 +5,11 @@ Everything here reads headers and small tensors with numpy alone, never through 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from collections.abc import Iterable
 from pathlib import Path
 
 from pipelines.errors import StageFailed
-from pipelines.quantize.packing import check_declared_format, open_quantized
+from pipelines.quantize.packing import check_declared_format
 from pipelines.quantize.scheme import matches
 from pipelines.quantize.shards import Shards, quantization_config
 
@@ -19,12 +18,9 @@ EMBEDDINGS = ("embed", "wte", "wpe")
 HEAD = "lm_head"
 
 
-@dataclass(frozen=True, slots=True)
-class Coverage:
-    """Which linear layers a variant quantized, and which it left as they were."""
-
-    quantized: tuple[str, ...]
-    skipped: tuple[str, ...]
+def is_embedding(tensor: str) -> bool:
+    """Whether a weight is a table that is looked up, by its module's own name."""
+    return any(mark in tensor.rpartition(".")[0].rpartition(".")[2] for mark in EMBEDDINGS)
 
 
 def linear_shapes(checkpoint: Path) -> dict[str, tuple[int, int]]:
@@ -40,7 +36,7 @@ def linear_shapes(checkpoint: Path) -> dict[str, tuple[int, int]]:
         shape = shards.shape(name)
         if part != "weight" or len(shape) != 2:
             continue
-        if any(mark in module.rpartition(".")[2] for mark in EMBEDDINGS):
+        if is_embedding(name):
             embedding = embedding or (shape[0], shape[1])
         else:
             found[module] = (shape[0], shape[1])
@@ -49,25 +45,29 @@ def linear_shapes(checkpoint: Path) -> dict[str, tuple[int, int]]:
     return found
 
 
+def fused_experts(checkpoint: Path) -> list[str]:
+    """Tensors that hold the matrices of all experts of a layer, by name."""
+    shards = Shards(checkpoint)
+    return [name for name in shards if len(shards.shape(name)) > 2 and "experts" in name]
+
+
 def targeted(linears: Iterable[str], targets: Iterable[str], ignore: Iterable[str]) -> list[str]:
     """The layers a quantizer was told to quantize: `Linear` means all; `re:` entries are regular expressions."""
     wanted, skip = tuple(targets), tuple(ignore)
     return [name for name in linears if ("Linear" in wanted or matches(name, wanted)) and not matches(name, skip)]
 
 
-def check_saved(variant: Path, checkpoint: Path, expected: Iterable[str]) -> Coverage:
-    """Check a variant as it lies on disk against the checkpoint it came from.
+def check_saved(variant: Path, checkpoint: Path, quantized: Iterable[str]) -> None:
+    """Check a variant as it lies on disk against the checkpoint it came from; `quantized` are its quantized layers.
 
     Raises:
-        StageFailed: a layer that should be quantized is not, a tensor is unknown or missing, a scale is not finite,
-            the declared format is not the one on disk, or there is a pickle.
+        StageFailed: a tensor is unknown or missing, a scale is not finite, the declared format is not the one on
+            disk, or there is a pickle.
     """
     check_no_pickles(variant)
-    coverage = check_coverage(variant, linear_shapes(checkpoint), expected)
-    check_names(variant, checkpoint, coverage.quantized)
+    check_names(variant, checkpoint, quantized)
     check_declared_format(variant)
     check_scales(variant)
-    return coverage
 
 
 def check_no_pickles(variant: Path) -> None:
@@ -75,18 +75,6 @@ def check_no_pickles(variant: Path) -> None:
     found = sorted(p.name for p in variant.rglob("*") if p.suffix in PICKLES)
     if found:
         raise StageFailed(f"{variant}: holds pickles, which run code when loaded: {', '.join(found[:5])}")
-
-
-def check_coverage(variant: Path, linears: Mapping[str, tuple[int, int]], expected: Iterable[str]) -> Coverage:
-    """Compare the layers that are quantized on disk with those that should be."""
-    quantized = set(open_quantized(variant))
-    left_out = [name for name in expected if name not in quantized]
-    if left_out:
-        raise StageFailed(
-            f"{variant}: {len(left_out)} of {len(left_out) + len(quantized)} layers were silently left unquantized: "
-            f"{', '.join(left_out[:5])}; name them in the variant's `ignore` if that is meant"
-        )
-    return Coverage(tuple(sorted(quantized)), tuple(name for name in linears if name not in quantized))
 
 
 def check_names(variant: Path, checkpoint: Path, quantized: Iterable[str]) -> None:
@@ -115,12 +103,10 @@ def check_scales(variant: Path) -> None:
         raise StageFailed(f"{variant}: {len(bad)} layers have scales that are not finite: {', '.join(bad[:5])}")
 
 
-def saved_facts(variant: Path, coverage: Coverage) -> dict[str, str | int]:
+def saved_facts(variant: Path) -> dict[str, str | int]:
     """What the manifest says of a variant's files."""
     config = quantization_config(variant)
     return {
-        "quantized_modules": len(coverage.quantized),
-        "skipped_modules": ", ".join(coverage.skipped),
         "size_bytes": sum(p.stat().st_size for p in variant.rglob("*") if p.is_file()),
         "quant_method": str(config.get("quant_method", "")),
         "format": str(config.get("checkpoint_format") or config.get("format") or ""),

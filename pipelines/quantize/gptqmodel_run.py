@@ -7,7 +7,8 @@ import json
 import re
 import tempfile
 from collections.abc import Iterator, Sequence
-from contextlib import chdir, contextmanager
+from contextlib import chdir, contextmanager, suppress
+from dataclasses import replace
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -17,11 +18,12 @@ from pipelines.flow import progress
 from pipelines.intake import calibration as calibration_set
 from pipelines.intake.lean import without_unused
 from pipelines.quantize.carry import carry_over
-from pipelines.quantize.checks import check_saved, linear_shapes, saved_facts, targeted
+from pipelines.quantize.coverage import Asked, account, expected
 from pipelines.quantize.failures import library_failures
 from pipelines.quantize.gptqmodel import GptqModelConfig
 from pipelines.quantize.gptqmodel_cpu import FLOAT32, narrow, stored_dtype, two_workers
 from pipelines.quantize.llmcompressor_cpu import computes_in_float32
+from pipelines.quantize.packing import open_quantized
 from pipelines.quantize.scheme import parse
 
 NOT_PART = frozenset({"offload_to_disk_path"})
@@ -30,7 +32,7 @@ NOT_PART = frozenset({"offload_to_disk_path"})
 
 def run(
     config: GptqModelConfig, out: Path, *, checkpoint: Path, calibration: Path | None = None
-) -> dict[str, str | int]:
+) -> dict[str, str | int | float]:
     """Quantize a checkpoint into a directory that transformers, vLLM and ONNX Runtime's builder load.
 
     Raises:
@@ -40,19 +42,19 @@ def run(
     if calibration is None:
         raise InputError(f"{config.quantizer} needs a calibration set; choose one with `calibration=`")
     samples = calibration_set.load(calibration)
-    expected = targeted(linear_shapes(checkpoint), ("Linear",), config.ignore)
+    asked = Asked("" if config.options.dynamic else config.scheme, ignore=config.ignore)
+    expected(checkpoint, asked)
     with without_unused(), two_workers() as pooled, _scratch() as scratch:
         widened = _quantize(config, samples, checkpoint.resolve(), out.resolve(), scratch)
     _settle(out)
     carry_over(checkpoint, out)
-    coverage = check_saved(out, checkpoint, expected)
     return {
         "scheme": config.scheme,
         "quantizer": config.quantizer,
         "library": "gptqmodel",
         "library_version": version("gptqmodel"),
         "adaptations": "; ".join(filter(None, (pooled, widened))),
-        **saved_facts(out, coverage),
+        **account(out, checkpoint, replace(asked, errors=_losses(out))),
     }
 
 
@@ -131,6 +133,21 @@ class _LayersReported:
     def layer_complete(self, *, layer_idx: int, submodule_finalized: bool) -> None:
         if submodule_finalized:
             progress.report(layer_idx + 1, self._total, "layers quantized")
+
+
+def _losses(out: Path) -> dict[str, float]:
+    """The library's loss of each layer from its log, by module name; a layer it could only round has no number."""
+    log = out / "quant_log.csv"
+    if not log.is_file():
+        return {}
+    with log.open(newline="") as file:
+        told = {f".{row['layer']}.{row['module']}": row["loss"] for row in csv.DictReader(file)}
+    found = {}
+    for name in open_quantized(out):
+        loss = next((loss for end, loss in told.items() if name.endswith(end)), "")
+        with suppress(ValueError):
+            found[name] = float(loss)
+    return found
 
 
 def _settle(out: Path) -> None:

@@ -44,7 +44,7 @@ def shape_of(shards: Shards, module: str) -> tuple[int, int]:
     out = shards.shape(f"{module}.scales")[1]
     if width != out:  # AWQ packs along the outputs
         return out, rows
-    return out, rows * 32 // _bits(shards.shape(f"{module}.qzeros")[1], out, f"{module}.qzeros")
+    return out, rows * 32 // code_bits(shards.shape(f"{module}.qzeros")[1], out, f"{module}.qzeros")
 
 
 def find_compressed(shards: Shards, config: Mapping[str, Any]) -> dict[str, Reader]:
@@ -77,7 +77,7 @@ def _read_compressed(shards: Shards, module: str) -> Codes:
     out, columns = (int(n) for n in shards[f"{module}.weight_shape"])
     packed = shards[f"{module}.weight_packed"]
     scales = _floats(shards, f"{module}.weight_scale")
-    bits = _bits(packed.shape[1], columns, f"{module}.weight_packed")
+    bits = code_bits(packed.shape[1], columns, f"{module}.weight_packed")
     zeros = None
     if f"{module}.weight_zero_point" in shards:
         zeros = _unpack(shards[f"{module}.weight_zero_point"].T, bits)[:, :out].T.copy()
@@ -138,7 +138,7 @@ def _read_gptq(shards: Shards, module: str, stored_less: int) -> Codes:
     qweight, qzeros = shards[f"{module}.qweight"], shards[f"{module}.qzeros"]
     scales = _floats(shards, f"{module}.scales")
     out = scales.shape[1]
-    bits = _bits(qzeros.shape[1], out, f"{module}.qzeros")
+    bits = code_bits(qzeros.shape[1], out, f"{module}.qzeros")
     # The writer subtracts one from whole words, borrows and all, so whole words are what it must be added to.
     words = np.asarray(qzeros).view(np.uint32) + np.uint32(repeat(stored_less, bits))
     zeros = _unpack(words, bits)[:, :out].T.copy()
@@ -209,7 +209,7 @@ def _unpack(words: NDArray[Any], bits: int) -> NDArray[np.uint8]:
     return codes.reshape(raw.shape[0], -1)
 
 
-def _bits(words: int, count: int, name: str) -> int:
+def code_bits(words: int, count: int, name: str) -> int:
     """The code width that packs `count` codes into `words` words of 32 bits."""
     for bits in WORD_BITS:
         if -(-count * bits // 32) == words:

@@ -12,7 +12,8 @@ from pipelines.flow import progress
 from pipelines.intake import calibration as calibration_set
 from pipelines.intake.lean import without_unused
 from pipelines.quantize.carry import carry_over
-from pipelines.quantize.checks import HEAD, check_saved, linear_shapes, saved_facts, targeted
+from pipelines.quantize.checks import HEAD
+from pipelines.quantize.coverage import Asked, account, expected
 from pipelines.quantize.failures import library_failures
 from pipelines.quantize.llmcompressor import (
     AwqConfig,
@@ -35,7 +36,7 @@ if TYPE_CHECKING:
 
 def run(
     config: LlmCompressorConfig, out: Path, *, checkpoint: Path, calibration: Path | None = None
-) -> dict[str, str | int]:
+) -> dict[str, str | int | float]:
     """Quantize a checkpoint into a directory that transformers and vLLM load.
 
     Raises:
@@ -46,19 +47,19 @@ def run(
         raise InputError(
             f"{config.quantizer} with {config.scheme} needs a calibration set; choose one with `calibration=`"
         )
-    expected = targeted(linear_shapes(checkpoint), config.targets, _ignored(config))
+    asked = Asked(config.scheme, config.targets, tuple(_ignored(config)), config.head or "")
+    expected(checkpoint, asked)
     samples = calibration_set.load(calibration) if calibration is not None and needs_calibration(config) else []
     with without_unused():
         adaptations = _quantize(config, samples, checkpoint, out)
     carry_over(checkpoint, out)
-    coverage = check_saved(out, checkpoint, [*expected, *([HEAD] if config.head else [])])
     return {
         "scheme": config.scheme + (f", head {config.head}" if config.head else ""),
         "quantizer": config.quantizer,
         "library": "llmcompressor",
         "library_version": _version(),
         "adaptations": "; ".join(adaptations),
-        **saved_facts(out, coverage),
+        **account(out, checkpoint, asked),
     }
 
 
