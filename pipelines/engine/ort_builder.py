@@ -177,7 +177,7 @@ class _Carrying:
             blocks = to_blocks(stack_rows(codes))
             name = f"{basename}NBits"
             operator = self._operator(blocks)
-            root = self._reordered(blocks, basename, root_input)
+            root = self._reordered(blocks, basename, self._multiplied(blocks, basename, root_input))
             constants = self._constants(held, blocks, name)
         else:
             constants = [self._dequantized(held, basename, out)]
@@ -201,15 +201,26 @@ class _Carrying:
         names = [self._lazy(f"{prefix}.qweight", weight, blocks.weight), self._now(f"{prefix}.scales", blocks.scales)]
         return names if blocks.zeros is None else [*names, self._now(f"{prefix}.qzeros", blocks.zeros)]
 
+    def _multiplied(self, blocks: Blocks, basename: str, root_input: str) -> str:
+        """Multiply the input as the quantizer did when it made the weights."""
+        if blocks.pre_scale is None:
+            return root_input
+        name = f"{basename}/PreScale"
+        factor = self._now(f"{name[1:].replace('/', '.')}.factor", blocks.pre_scale)
+        return self._input_changed("Mul", name, [root_input, factor], len(blocks.pre_scale))
+
     def _reordered(self, blocks: Blocks, basename: str, root_input: str) -> str:
         """Put the input's columns in the order of the groups, where the quantizer reordered them."""
         if blocks.columns is None:
             return root_input
         name = f"{basename}/Reorder"
         index = self._now(f"{name[1:].replace('/', '.')}.columns", blocks.columns)
+        return self._input_changed("Gather", name, [root_input, index], len(blocks.columns), axis=-1)
+
+    def _input_changed(self, operator: str, name: str, inputs: list[str], width: int, **attributes: Any) -> str:
         output = f"{name}/output_0"
-        self.make_node("Gather", inputs=[root_input, index], outputs=[output], name=name, axis=-1)
-        self.make_value(output, self.io_dtype, shape=self.make_hidden_state_shape(last_dim=len(blocks.columns)))
+        self.make_node(operator, inputs=inputs, outputs=[output], name=name, **attributes)
+        self.make_value(output, self.io_dtype, shape=self.make_hidden_state_shape(last_dim=width))
         return output
 
     def _dequantized(self, held: list[str], basename: str, out: int) -> str:

@@ -27,7 +27,10 @@ CARRIER = "MatMulNBits"
 
 @dataclass(frozen=True, slots=True)
 class Blocks:
-    """MatMulNBits' constant inputs. `columns` (int64 [K]) is set where inputs must be reordered before it."""
+    """MatMulNBits' constant inputs, and what its own input goes through first.
+
+    `pre_scale` (float32 [K]) is set where inputs are multiplied, `columns` (int64 [K]) where they are then reordered.
+    """
 
     weight: NDArray[np.uint8]
     scales: NDArray[np.float32]
@@ -36,6 +39,7 @@ class Blocks:
     block_size: int
     shape: tuple[int, int]
     columns: NDArray[np.int64] | None = None
+    pre_scale: NDArray[np.float32] | None = None
 
 
 def block_size_for(group_size: int, columns: int) -> int:
@@ -81,7 +85,7 @@ def to_blocks(layer: Codes) -> Blocks:
     scales = np.repeat(layer.scales, spread, axis=1)
     zeros = None if layer.zeros is None else _pack(np.repeat(layer.zeros, spread, axis=1), layer.bits)
     weight = _pack(codes, layer.bits).reshape(out, blocks, -1)
-    return Blocks(weight, scales, zeros, layer.bits, block, (out, width), columns)
+    return Blocks(weight, scales, zeros, layer.bits, block, (out, width), columns, layer.pre_scale)
 
 
 def from_blocks(blocks: Blocks) -> NDArray[np.float32]:
@@ -95,11 +99,11 @@ def from_blocks(blocks: Blocks) -> NDArray[np.float32]:
     zeros = middle if blocks.zeros is None else _unpack(blocks.zeros, blocks.bits)[:, :count]
     values = (codes.astype(np.float32) - zeros[:, :, None].astype(np.float32)) * blocks.scales[:, :, None]
     flat = values.reshape(out, -1)[:, :width]
-    if blocks.columns is None:
-        return flat
-    restored = np.empty_like(flat)
-    restored[:, blocks.columns] = flat
-    return restored
+    if blocks.columns is not None:
+        restored = np.empty_like(flat)
+        restored[:, blocks.columns] = flat
+        flat = restored
+    return flat if blocks.pre_scale is None else flat * blocks.pre_scale
 
 
 def stack_rows(layers: Sequence[Codes]) -> Codes:
@@ -119,16 +123,20 @@ def stack_rows(layers: Sequence[Codes]) -> Codes:
 
 
 def stackable(layers: Sequence[Codes]) -> bool:
-    """Whether layers share bits, groups and column order, so that their rows can be stacked."""
-    import numpy as np
-
+    """Whether layers share bits, groups, column order and input factors, so that their rows can be stacked."""
     first = layers[0]
     return all(
-        (x.bits, x.group_size, x.codes.shape[1], x.g_idx is None)
-        == (first.bits, first.group_size, first.codes.shape[1], first.g_idx is None)
-        and (x.g_idx is None or first.g_idx is None or np.array_equal(x.g_idx, first.g_idx))
+        (x.bits, x.group_size, x.codes.shape[1]) == (first.bits, first.group_size, first.codes.shape[1])
+        and _alike(x.g_idx, first.g_idx)
+        and _alike(x.pre_scale, first.pre_scale)
         for x in layers
     )
+
+
+def _alike(one: NDArray[Any] | None, other: NDArray[Any] | None) -> bool:
+    import numpy as np
+
+    return one is other is None or (one is not None and other is not None and np.array_equal(one, other))
 
 
 class EngineWeights:
@@ -192,13 +200,20 @@ class EngineWeights:
         constants = [self.tensor(name) if name else None for name in node.input[1:]]
         weight, scales = constants[0], constants[1]
         zeros = constants[2] if len(constants) > 2 else None
-        before = self.producers.get(node.input[0])
-        reordered = before is not None and before.op_type == "Gather" and before.input[1] in self.initializers
-        columns = self.tensor(before.input[1]) if before is not None and reordered else None
+        columns, rest = self._second_input(node.input[0], "Gather", held["K"])
+        pre_scale, _ = self._second_input(rest, "Mul", held["K"])
         shape = (held["N"], held["K"])
         if weight is None or scales is None:
             raise StageFailed(f"{self.model}: node {node.name!r} has no constant weight")
-        return Blocks(weight, scales, zeros, held["bits"], held["block_size"], shape, columns)
+        return Blocks(weight, scales, zeros, held["bits"], held["block_size"], shape, columns, pre_scale)
+
+    def _second_input(self, value: str, operator: str, width: int) -> tuple[NDArray[Any] | None, str]:
+        """The constant, one number per column, that an operator made a value with, and from what; else the value."""
+        before = self.producers.get(value)
+        constant = None if before is None or before.op_type != operator else self.initializers.get(before.input[1])
+        if before is None or constant is None or list(constant.dims) != [width]:
+            return None, value
+        return self.tensor(before.input[1]), str(before.input[0])
 
 
 def _is_looked_up(node: onnx.NodeProto, place: int) -> bool:

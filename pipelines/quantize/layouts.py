@@ -1,4 +1,4 @@
-"""The layouts in which libraries pack a quantized layer: compressed-tensors, GPTQ (version 1 and 2), AWQ gemm.
+"""The layouts in which libraries pack a layer: compressed-tensors, GPTQ (version 1 and 2), AWQ gemm, ModelOpt.
 
 Each `find_*` looks at names, dtypes and shapes only and gives one reader per quantized module.
 """
@@ -6,11 +6,12 @@ Each `find_*` looks at names, dtypes and shapes only and gives one reader per qu
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from pipelines.errors import InputError, closest
 from pipelines.quantize.codes import Codes, Quantized, Scaled
-from pipelines.quantize.shards import FLOAT8, Shards
+from pipelines.quantize.shards import FLOAT8, Shards, float4_values
 
 if TYPE_CHECKING:
     import numpy as np
@@ -39,6 +40,8 @@ def shape_of(shards: Shards, module: str) -> tuple[int, int]:
         return out, columns
     if f"{module}.weight" in shards:
         out, columns = shards.shape(f"{module}.weight")
+        if shards.dtype(f"{module}.weight") == "U8":  # ModelOpt: two 4-bit floats along inputs, integers along outputs
+            return (out, 2 * columns) if shards.dtype(f"{module}.weight_scale") in FLOAT8 else (2 * out, columns)
         return out, columns
     rows, width = shards.shape(f"{module}.qweight")
     out = shards.shape(f"{module}.scales")[1]
@@ -59,9 +62,9 @@ def find_compressed(shards: Shards, config: Mapping[str, Any]) -> dict[str, Read
             found[module] = _read_compressed
         elif part == "weight" and f"{module}.weight_scale" in shards:
             if shards.dtype(name) in FLOAT8:
-                found[module] = _read_float8
+                found[module] = read_float8
             elif shards.dtype(name) == "I8":
-                found[module] = _read_int8
+                found[module] = read_int8
             else:
                 raise InputError(
                     f"{name}: has a weight_scale but dtype {shards.dtype(name)} (read: I8, F8_E4M3, F8_E5M2)"
@@ -85,7 +88,8 @@ def _read_compressed(shards: Shards, module: str) -> Codes:
     return _codes(_unpack(packed, bits)[:, :columns], scales, zeros, bits, index)
 
 
-def _read_int8(shards: Shards, module: str) -> Codes:
+def read_int8(shards: Shards, module: str) -> Codes:
+    """Signed bytes, a scale for each output or one for all; codes are the bytes plus 128."""
     import numpy as np
 
     codes = (shards[f"{module}.weight"].astype(np.int16) + 128).astype(np.uint8)
@@ -98,7 +102,8 @@ def _read_int8(shards: Shards, module: str) -> Codes:
     return _codes(codes, scales, zeros, 8, None)
 
 
-def _read_float8(shards: Shards, module: str) -> Scaled:
+def read_float8(shards: Shards, module: str) -> Scaled:
+    """8-bit floats with one scale, one for each output, or one for each block of rows and columns."""
     import numpy as np
 
     values = shards[f"{module}.weight"]
@@ -161,6 +166,56 @@ def _read_awq(shards: Shards, module: str) -> Codes:
     zeros = _natural(_unpack(shards[f"{module}.qzeros"], 4)).T.copy()
     codes = _natural(_unpack(shards[f"{module}.qweight"], 4)).T.copy()
     return _codes(codes, scales.T.copy(), zeros, 4, None)
+
+
+def find_modelopt(shards: Shards, config: Mapping[str, Any]) -> dict[str, Reader]:
+    """Find ModelOpt's layers: 8-bit floats, signed bytes, and two 4-bit integers or floats to a byte."""
+    del config
+    readers: dict[str, Reader] = {"F8_E4M3": read_float8, "I8": read_int8, "U8": _read_modelopt_fp4}
+    found: dict[str, Reader] = {}
+    for name in shards:
+        module, _, part = name.rpartition(".")
+        if part != "weight" or f"{module}.weight_scale" not in shards:
+            continue
+        dtype = shards.dtype(name)
+        if dtype not in readers:
+            raise InputError(f"{name}: has a weight_scale but dtype {dtype} (read: {', '.join(readers)})")
+        whole = dtype == "U8" and shards.dtype(f"{module}.weight_scale") not in FLOAT8
+        found[module] = _with_factor(_read_modelopt_int4 if whole else readers[dtype])
+    return found
+
+
+def _with_factor(reader: Reader) -> Reader:
+    """Give a layer the factor of its inputs, where the file has one."""
+
+    def read(shards: Shards, module: str) -> Quantized:
+        layer, name = reader(shards, module), f"{module}.pre_quant_scale"
+        return replace(layer, pre_scale=_floats(shards, name).reshape(-1)) if name in shards else layer
+
+    return read
+
+
+def _read_modelopt_int4(shards: Shards, module: str) -> Codes:
+    """Two's complement in four bits: a byte holds the codes of an even output (low) and of the odd one after it."""
+    import numpy as np
+
+    pairs = shards[f"{module}.weight"]
+    codes = np.empty((2 * pairs.shape[0], pairs.shape[1]), dtype=np.uint8)
+    codes[0::2], codes[1::2] = pairs & 15, pairs >> 4
+    return _codes(codes ^ np.uint8(8), _floats(shards, f"{module}.weight_scale"), None, 4, None)
+
+
+def _read_modelopt_fp4(shards: Shards, module: str) -> Scaled:
+    scales = _floats(shards, f"{module}.weight_scale") * _floats(shards, f"{module}.weight_scale_2").reshape(1, 1)
+    return read_float4(shards[f"{module}.weight"], scales)
+
+
+def read_float4(pairs: NDArray[np.uint8], scales: NDArray[np.float32]) -> Scaled:
+    """4-bit floats, two to a byte along the inputs, the first one low; scales [out, groups] are complete."""
+    import numpy as np
+
+    values = float4_values()[_unpack(pairs, 4)]
+    return Scaled(values, np.repeat(scales, values.shape[1] // scales.shape[1], axis=1))
 
 
 def _natural(values: NDArray[np.uint8]) -> NDArray[np.uint8]:

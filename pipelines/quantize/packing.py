@@ -10,7 +10,16 @@ from pathlib import Path
 
 from pipelines.errors import InputError, StageFailed, closest
 from pipelines.quantize.codes import Codes, Quantized, Scaled, dequantize
-from pipelines.quantize.layouts import Reader, find_awq, find_compressed, find_gptq, gptq_format, repeat, shape_of
+from pipelines.quantize.layouts import (
+    Reader,
+    find_awq,
+    find_compressed,
+    find_gptq,
+    find_modelopt,
+    gptq_format,
+    repeat,
+    shape_of,
+)
 from pipelines.quantize.shards import Shards, quantization_config
 
 __all__ = [
@@ -62,7 +71,7 @@ def open_quantized(variant: Path) -> QuantizedModules:
     method = str(config.get("quant_method", ""))
     if not method:
         return QuantizedModules(shards, {})
-    finders = {"compressed-tensors": find_compressed, "gptq": find_gptq, "awq": find_awq}
+    finders = {"compressed-tensors": find_compressed, "gptq": find_gptq, "awq": find_awq, "modelopt": find_modelopt}
     if method not in finders:
         raise InputError(f"{variant}/config.json: quant_method {method!r} cannot be read ({closest(method, finders)})")
     return QuantizedModules(shards, finders[method](shards, config))

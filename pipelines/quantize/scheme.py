@@ -112,13 +112,15 @@ def _checked(found: re.Match[str]) -> Scheme:
         raise ValueError(f"8-bit activations are INT8 or FP8; write W{weight}A8_INT8 or W{weight}A8_FP8")
     if activation == 16 and (found["when"] or kind == "INT8"):
         raise ValueError("with 16-bit activations there is no INT8, DYNAMIC or STATIC to say")
-    if kind == "FP8" and (weight != 8 or found["asym"]):
-        raise ValueError("FP8 weights take 8 bits and are symmetric")
+    if kind == "FP8" and found["asym"]:
+        raise ValueError("FP8 has no zero points, so there is no ASYM to say")
+    if kind == "FP8" and activation == 16 and weight != 8:
+        raise ValueError("FP8 weights take 8 bits; with FP8 activations, weights of fewer bits are integers")
     if found["per"] and found["per"] != "TENSOR" and size == 0:
         raise ValueError("a group or block size is a positive number")
     return Scheme(
         weight_bits=weight,
-        weight_type="float" if kind == "FP8" else "int",
+        weight_type="float" if kind == "FP8" and weight == 8 else "int",
         granularity=_granularity(found),
         group_size=size or None,
         activation_bits=8 if activation == 8 else None,

@@ -154,3 +154,11 @@ def float8_values(dtype: str) -> NDArray[np.float32]:
     else:
         value = np.where(exponent == 31, np.where(mantissa == 0, np.inf, np.nan), value)
     return np.where(code & 0x80, -value, value).astype(np.float32)
+
+
+def float4_values() -> NDArray[np.float32]:
+    """The 16 values of E2M1 (OCP Microscaling Formats Specification 1.0), by code: the upper half is negative."""
+    import numpy as np
+
+    magnitude = np.array([0, 0.5, 1, 1.5, 2, 3, 4, 6], dtype=np.float32)
+    return np.concatenate([magnitude, -magnitude])

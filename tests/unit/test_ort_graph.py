@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -49,6 +51,16 @@ def test_reordered_columns_come_back_in_the_order_of_the_input(layer: Codes, see
     np.testing.assert_array_equal(dequantize(shuffled)[:, blocks.columns], from_blocks(unordered))
 
 
+@given(layers, st.integers(0, 2**32 - 1))
+def test_a_factor_on_the_input_is_carried_beside_the_codes(layer: Codes, seed: int) -> None:
+    """A layer that multiplies its input keeps its codes as they are; the weight it stands for has the factor."""
+    factor = np.random.default_rng(seed).uniform(0.1, 10, layer.codes.shape[1]).astype(np.float32)
+    scaled = replace(layer, pre_scale=factor)
+    blocks = to_blocks(scaled)
+    np.testing.assert_array_equal(dequantize(layer) * factor, from_blocks(blocks))
+    np.testing.assert_array_equal(dequantize(layer), from_blocks(replace(blocks, pre_scale=None)))
+
+
 def test_four_bit_codes_lie_lowest_bits_first() -> None:
     """The layout of the operator's documentation: byte 0 of a block holds codes 0 (low) and 1 (high)."""
     codes = np.arange(16, dtype=np.uint8)[None, :]
@@ -94,7 +106,9 @@ def test_rows_of_q_k_and_v_stack_in_order() -> None:
 
 
 def test_layers_of_different_widths_or_groups_do_not_stack() -> None:
-    """Bits and groups must be the same."""
+    """Bits and groups must be the same, and what the input is multiplied by."""
+    factor = np.full(64, 2, np.float32)
+    assert not stackable([a_layer(4, 32, 2, 2), replace(a_layer(4, 32, 2, 2), pre_scale=factor)])
     assert not stackable([a_layer(4, 32, 2, 2), a_layer(8, 32, 2, 2)])
     assert not stackable([a_layer(4, 32, 2, 2), a_layer(4, 64, 2, 1)])
 

@@ -27,7 +27,7 @@ def write(directory: Path, tensors: Mapping[str, NDArray[Any]], quantization: ob
     """Write a one-shard checkpoint; `dtypes` renames a tensor's dtype (bytes given as they shall lie)."""
     header, offset = {}, 0
     for name, value in tensors.items():
-        dtype = dtypes.get(name.rpartition(".")[2], NAMES.get(value.dtype.name, ""))
+        dtype = dtypes.get(name) or dtypes.get(name.rpartition(".")[2], NAMES.get(value.dtype.name, ""))
         header[name] = {"dtype": dtype, "shape": list(value.shape), "data_offsets": [offset, offset + value.nbytes]}
         offset += value.nbytes
     text = json.dumps(header).encode()
@@ -187,6 +187,78 @@ def test_float8_weights_are_values_times_scales(tmp_path: Path) -> None:
     np.testing.assert_array_equal([[2, 896], [2**-9, -1]], dequantize(read))
 
 
+MODELOPT = {"quant_method": "modelopt"}
+
+
+def test_modelopt_packs_signed_codes_of_two_outputs_into_a_byte(tmp_path: Path) -> None:
+    """The byte 0x8f holds -1 for the even output, in its low half, and -8 for the odd one; 0x70 holds 0 and 7."""
+    tensors = {
+        f"{MODULE}.weight": np.array([[0x8F, 0x70]], dtype=np.uint8),
+        f"{MODULE}.weight_scale": np.array([[0.5], [0.25]], dtype=np.float32),
+    }
+    read = open_quantized(write(tmp_path, tensors, MODELOPT))
+    assert (2, 2) == read.shape(MODULE)
+    np.testing.assert_array_equal([[-0.5, 0], [-2, 1.75]], dequantize(read[MODULE]))
+
+
+def test_what_inputs_are_multiplied_by_belongs_to_the_weight(tmp_path: Path) -> None:
+    """A layer with pre_quant_scale computes W(x * s), so the weight it stands for has s on its columns."""
+    tensors = {
+        f"{MODULE}.weight": np.array([[0x11, 0x22]], dtype=np.uint8),
+        f"{MODULE}.weight_scale": np.ones((2, 1), dtype=np.float32),
+        f"{MODULE}.pre_quant_scale": np.array([3, 0.5], dtype=np.float32),
+    }
+    read = open_quantized(write(tmp_path, tensors, MODELOPT))[MODULE]
+    assert isinstance(read, Codes)
+    np.testing.assert_array_equal([[9, 10], [9, 10]], read.codes)
+    np.testing.assert_array_equal([[3, 1], [3, 1]], dequantize(read))
+
+
+def test_modelopt_int4_groups_lie_along_the_inputs(tmp_path: Path) -> None:
+    """A layer packed by hand, pair by pair of outputs, reads as its codes with the middle code for zero."""
+    layer = a_layer()
+    signed = layer.codes.astype(np.int16) - 8
+    nibbles = (signed & 15).astype(np.uint8)
+    tensors = {
+        f"{MODULE}.weight": nibbles[0::2] + 16 * nibbles[1::2],
+        f"{MODULE}.weight_scale": layer.scales,
+        f"{MODULE}.weight_scale_2": np.float32(7).reshape(()),  # of the FP8 step of W4A8: no part of the weight
+        f"{MODULE}.input_scale": np.float32(0.1).reshape(()),
+    }
+    read = open_quantized(write(tmp_path, tensors, MODELOPT))
+    assert (16, 64) == read.shape(MODULE)
+    np.testing.assert_array_equal(
+        expected(Codes(layer.codes, layer.scales, None, 4, layer.group_size)), dequantize(read[MODULE])
+    )
+
+
+def test_nvfp4_weights_have_a_scale_per_sixteen_and_one_for_all(tmp_path: Path) -> None:
+    """Codes 1 to 7 are 0.5 to 6, 8 more their negatives; each group's E4M3 scale is multiplied by the tensor's own."""
+    pairs = np.array([[0x10, 0x32, 0x54, 0x76, 0x98, 0xBA, 0xDC, 0xFE] * 2], dtype=np.uint8)
+    tensors = {
+        f"{MODULE}.weight": pairs,
+        f"{MODULE}.weight_scale": np.array([[0x38, 0x40]], dtype=np.uint8),  # 1 and 2
+        f"{MODULE}.weight_scale_2": np.array(0.25, dtype=np.float32),
+    }
+    read = open_quantized(write(tmp_path, tensors, MODELOPT, weight_scale="F8_E4M3"))
+    values = np.array([0, 0.5, 1, 1.5, 2, 3, 4, 6, 0, -0.5, -1, -1.5, -2, -3, -4, -6])
+    assert (1, 32) == read.shape(MODULE)
+    np.testing.assert_array_equal([np.concatenate([values / 4, values / 2])], dequantize(read[MODULE]))
+
+
+def test_modelopt_bytes_and_8_bit_floats_read_like_those_of_others(tmp_path: Path) -> None:
+    """Signed bytes have a scale per output, 8-bit floats one for all."""
+    tensors = {
+        "a.weight": np.array([[-128], [127]], dtype=np.int8),
+        "a.weight_scale": np.array([0.5, 0.25], dtype=np.float32),
+        "b.weight": np.array([[0x38, 0xB8]], dtype=np.uint8),
+        "b.weight_scale": np.array(3, dtype=np.float32),
+    }
+    read = open_quantized(write(tmp_path, tensors, MODELOPT, **{"b.weight": "F8_E4M3"}))
+    np.testing.assert_array_equal([[-64], [31.75]], dequantize(read["a"]))
+    np.testing.assert_array_equal([[3, -3]], dequantize(read["b"]))
+
+
 def test_the_float8_tables_have_the_limits_of_their_specification() -> None:
     """E4M3 reaches 448 and has no infinity; E5M2 reaches 57344 and has one of each sign."""
     e4m3, e5m2 = float8_values("F8_E4M3"), float8_values("F8_E5M2")
@@ -221,8 +293,8 @@ def test_words_of_no_format_fail(tmp_path: Path) -> None:
 def test_an_unknown_method_is_named(tmp_path: Path) -> None:
     """A method that is not read here is an error that lists what is."""
     tensors = {f"{MODULE}.weight": np.zeros((2, 2), np.float32)}
-    with pytest.raises(InputError, match="'modelopt' cannot be read"):
-        open_quantized(write(tmp_path, tensors, {"quant_method": "modelopt"}))
+    with pytest.raises(InputError, match="'bitsandbytes' cannot be read"):
+        open_quantized(write(tmp_path, tensors, {"quant_method": "bitsandbytes"}))
 
 
 def test_an_unquantized_checkpoint_has_no_quantized_modules(tmp_path: Path) -> None:

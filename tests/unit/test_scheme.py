@@ -35,16 +35,17 @@ def schemes(draw: st.DrawFn) -> Scheme:
         return Scheme(4, "float", "group", draw(st.sampled_from([16, 32])), *activation, kv=kv)
     floating = draw(st.booleans())
     quantized_activations = draw(st.booleans())
+    mixed = not floating and quantized_activations and draw(st.booleans())  # integers times 8-bit floats
     granularity = draw(st.sampled_from(["channel", "group", "tensor", "block"]))
     return Scheme(
-        weight_bits=8 if floating else draw(st.integers(2, 8)),
+        weight_bits=8 if floating else draw(st.integers(2, 7 if mixed else 8)),
         weight_type="float" if floating else "int",
         granularity=granularity,
         group_size=draw(st.integers(1, 512)) if granularity in ("group", "block") else None,
         activation_bits=8 if quantized_activations else None,
-        activation_type=("float" if floating else "int") if quantized_activations else None,
+        activation_type=("float" if floating or mixed else "int") if quantized_activations else None,
         dynamic=draw(st.booleans()) if quantized_activations else True,
-        symmetric=floating or draw(st.booleans()),
+        symmetric=floating or mixed or draw(st.booleans()),
         kv=kv,
     )
 
@@ -69,6 +70,10 @@ def test_a_name_says_everything(scheme: Scheme) -> None:
             Scheme(8, "float", "tensor", activation_bits=8, activation_type="float", dynamic=False),
         ),
         ("W8A8_INT8", Scheme(8, activation_bits=8, activation_type="int")),
+        (
+            "W4A8_FP8_STATIC_G128",
+            Scheme(4, "int", "group", 128, activation_bits=8, activation_type="float", dynamic=False),
+        ),
         ("W4A16_NVFP4", Scheme(4, "float", "group", 16)),
         ("W4A4_NVFP4", Scheme(4, "float", "group", 16, 4, "float")),
         ("W4A16_MXFP4", Scheme(4, "float", "group", 32)),
@@ -93,7 +98,8 @@ def test_usual_names(name: str, scheme: Scheme) -> None:
         "W8A4",
         "W8A8",
         "W4A16_DYNAMIC",
-        "W4A8_FP8",
+        "W4A16_FP8",
+        "W4A8_FP8_ASYM",
         "",
         "W4A16_",
         "W4A8_NVFP4",
