@@ -58,11 +58,14 @@ class Scripted:
             tokens.append(Token(key, self.ids[at % len(self.ids)], -0.5, ((self.ids[at % len(self.ids)], -0.5),)))
         return tokens
 
-    def score(self, prompts: Sequence[tuple[int, ...]], ranked: int, follow: bool) -> Iterator[PromptScore]:
+    def score(
+        self, prompts: Sequence[tuple[int, ...]], starts: Sequence[int], ranked: int, follow: bool
+    ) -> Iterator[PromptScore]:
         """Every token has log-probability -id; the most probable token is always id 7 at -0.25. Last prompt first."""
         for index in reversed(range(len(prompts))):
             ids = prompts[index]
             top = ((7, -0.25),)
             given = Token(-1, 7, -0.25, top) if follow else None
-            logprobs = (None, *(-0.25 if i == 7 else -float(i) for i in ids[1:]))
-            yield PromptScore(index, ids, logprobs, (None, *([top] * (len(ids) - 1))), given)
+            before = (None,) * min(max(starts[index], 1), len(ids))
+            logprobs = (*before, *(-0.25 if i == 7 else -float(i) for i in ids[len(before) :]))
+            yield PromptScore(index, ids, logprobs, (*before, *([top] * (len(ids) - len(before)))), given)

@@ -10,13 +10,15 @@ class Capabilities:
     """What a server declares: `top_logprobs` is how many alternatives per token it can rank.
 
     prompt_logprobs: it echoes a prompt with a log-probability for each token. context_logits: it cannot, but it gives
-    all logits of a prompt, from which the same numbers are computed here.
+    all logits of a prompt, from which the same numbers are computed here. logprob_start: it takes `logprob_start_len`
+    and spares the work on earlier tokens.
     """
 
     token_prompts: bool = True
     stream: bool = True
     prompt_logprobs: bool = True
     context_logits: bool = False
+    logprob_start: bool = False
     top_logprobs: int = 20
     ignore_eos: bool = True
 

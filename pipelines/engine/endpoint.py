@@ -23,7 +23,8 @@ Json = dict[str, Any]
 
 @dataclass(frozen=True, slots=True)
 class TokenScore:
-    """Each prompt token's log-probability and whether it was the most probable; the first has no context, so None."""
+    """Each prompt token's log-probability and whether it was the most probable; None before the wanted start, and for
+    the first token, which has no context."""
 
     ids: tuple[int, ...]
     logprobs: tuple[float | None, ...]
@@ -60,8 +61,9 @@ class Endpoint:
         """Close the connections."""
         self._client.close()
 
-    def score(self, prompts: Sequence[Sequence[int]]) -> list[TokenScore]:
-        """Score every token of every prompt; prompts that share a prefix are cheapest in one call.
+    def score(self, prompts: Sequence[Sequence[int]], starts: Sequence[int] | None = None) -> list[TokenScore]:
+        """Score the tokens of prompts, each from its place in `starts` on (default: all). Prompts that share a prefix
+        are cheapest in one call.
 
         Raises:
             EndpointError: the server cannot score, failed, or answered about other tokens than those sent.
@@ -71,9 +73,11 @@ class Endpoint:
         if not prompts:
             return []
         sent = [list(prompt) for prompt in prompts]
-        body = {"prompt": sent, "max_tokens": 0, "echo": True, "logprobs": 1, "temperature": 0}
+        first = [max(start, 1) for start in starts or [1] * len(sent)]
+        body: Json = {"prompt": sent, "max_tokens": 0, "echo": True, "logprobs": 1, "temperature": 0}
+        body |= {"logprob_start_len": first} if starts and self.capabilities.logprob_start else {}
         choices = self._choices(self._post(body), len(sent))
-        return [self._score(tuple(ids), choice) for ids, choice in zip(sent, choices, strict=True)]
+        return [self._score(tuple(ids), n, choice) for ids, n, choice in zip(sent, first, choices, strict=True)]
 
     def generate(
         self,
@@ -138,7 +142,7 @@ class Endpoint:
             raise self._nonsense(f"{count} prompts were sent, choices came for {sorted(choices, key=str)}")
         return [choices[index] for index in range(count)]
 
-    def _score(self, ids: tuple[int, ...], choice: Json) -> TokenScore:
+    def _score(self, ids: tuple[int, ...], start: int, choice: Json) -> TokenScore:
         given = choice.get("logprobs")
         if not isinstance(given, dict):
             raise self._nonsense("no logprobs: does it support echo with logprobs?")
@@ -149,21 +153,23 @@ class Endpoint:
             raise self._nonsense(
                 f"it scored other token ids than those sent: {_first_difference(ids, given['token_ids'])}"
             )
-        if any(not isinstance(value, float | int) for value in logprobs[1:]):
-            raise self._nonsense("log-probabilities are missing after the first token")
-        greedy = self._greedy_by_id(ids, given) if "top_token_ids" in given else self._greedy_by_value(logprobs, given)
-        return TokenScore(ids, (None, *(float(value) for value in logprobs[1:])), (None, *greedy[1:]))
+        if any(not isinstance(value, float | int) for value in logprobs[start:]):
+            raise self._nonsense(f"log-probabilities are missing after token {start}")
+        by_id = "top_token_ids" in given
+        greedy = self._greedy_by_id(ids, start, given) if by_id else self._greedy_by_value(logprobs, start, given)
+        before = (None,) * min(start, len(ids))
+        return TokenScore(ids, (*before, *(float(value) for value in logprobs[start:])), (*before, *greedy[start:]))
 
-    def _greedy_by_id(self, ids: tuple[int, ...], given: Json) -> list[bool]:
+    def _greedy_by_id(self, ids: tuple[int, ...], start: int, given: Json) -> list[bool]:
         tops = given["top_token_ids"]
-        if len(tops) != len(ids) or not all(tops[1:]):
+        if len(tops) != len(ids) or not all(tops[start:]):
             raise self._nonsense("top_token_ids do not match the tokens")
         return [bool(top) and top[0] == token for token, top in zip(ids, tops, strict=True)]
 
-    def _greedy_by_value(self, logprobs: list[float | None], given: Json) -> list[bool]:
+    def _greedy_by_value(self, logprobs: list[float | None], start: int, given: Json) -> list[bool]:
         """From the standard fields alone: a token was the most probable if no alternative has more."""
         tops = given.get("top_logprobs") or []
-        if len(tops) != len(logprobs) or not all(tops[1:]):
+        if len(tops) != len(logprobs) or not all(tops[start:]):
             raise self._nonsense("top_logprobs do not match the tokens")
         return [
             value is not None and bool(top) and value >= max(top.values())

@@ -79,7 +79,7 @@ def serve(engine: Path, port: int, threads: int) -> tuple[list[str], dict[str, s
 def capabilities(engine: Path) -> Capabilities:
     """Our own host can do all that an endpoint may."""
     del engine
-    return Capabilities()
+    return Capabilities(logprob_start=True)
 
 
 @without_unused()

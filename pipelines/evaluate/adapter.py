@@ -98,7 +98,7 @@ class EndpointLM(TemplateLM):  # type: ignore[misc]
         answers: list[tuple[float, bool]] = []
         for start in range(0, len(requests), TOGETHER):
             some = [self._prompt(request) for request in requests[start : start + TOGETHER]]
-            scores = self._endpoint.score([ids for ids, _ in some])
+            scores = self._endpoint.score([ids for ids, _ in some], [len(ids) - count for ids, count in some])
             answers += [_tail(score, count) for score, (_, count) in zip(scores, some, strict=True)]
             progress.report(len(answers), len(requests), "requests scored")
         return answers
@@ -127,7 +127,8 @@ class EndpointLM(TemplateLM):  # type: ignore[misc]
     def _loglikelihood_tokens(self, requests: Sequence[Any], **_: object) -> list[tuple[float, bool]]:
         prompts = [context + continuation for _, context, continuation in requests]
         counts = [len(continuation) for _, _, continuation in requests]
-        return [_tail(s, n) for s, n in zip(self._endpoint.score(prompts), counts, strict=True)]
+        scores = self._endpoint.score(prompts, [len(context) for _, context, _ in requests])
+        return [_tail(score, count) for score, count in zip(scores, counts, strict=True)]
 
     def loglikelihood_rolling(self, requests: list[Instance], disable_tqdm: bool = False) -> list[float]:
         """Sum the log-likelihood of whole texts, in windows that leave no token out."""
@@ -142,7 +143,7 @@ class EndpointLM(TemplateLM):  # type: ignore[misc]
             prompts = [context + continuation for context, continuation in pairs]
             trace = self.traces.setdefault(item_of(request), Trace())
             trace.ids += prompts
-            scores = self._endpoint.score(prompts)
+            scores = self._endpoint.score(prompts, [len(context) for context, _ in pairs])
             sums.append(sum(_tail(s, len(c))[0] for s, (_, c) in zip(scores, pairs, strict=True)))
             progress.report(k + 1, len(requests), "texts scored")
         return sums

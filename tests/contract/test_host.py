@@ -224,7 +224,9 @@ def test_scores_then_generates_more_than_one_token(start: Start) -> None:
 
 def test_the_endpoint_client_reads_the_hosts_scores(start: Start) -> None:
     """Our client and our server agree about ids, order and greedy flags."""
-    with closing(Endpoint(start("ok", ends=True).url, "scripted", Capabilities())) as endpoint:
+    with closing(Endpoint(start("ok", ends=True).url, "scripted", Capabilities(logprob_start=True))) as endpoint:
+        late = endpoint.score([(1, 2, 7), (2, 3)], [2, 1])
+        assert TokenScore((1, 2, 7), (None, None, -0.25), (None, None, True)) == late[0]
         scores = endpoint.score([(1, 7), (2, 3)])
         assert TokenScore((1, 7), (None, -0.25), (None, True)) == scores[0]
         assert TokenScore((2, 3), (None, -3.0), (None, False)) == scores[1]
@@ -252,6 +254,12 @@ def test_the_endpoint_client_reads_the_hosts_scores(start: Start) -> None:
         ({"prompt": "x", "stop": ""}, "stop", "must not be empty"),
         ({"prompt": "x", "stop": [1]}, "stop", "valid string"),
         ({"prompt": "x", "stream": "yes"}, "stream", "valid boolean"),
+        ({"prompt": "x", "logprob_start_len": -1}, "logprob_start_len", "greater than or equal to 0"),
+        (
+            {"prompt": "x", "logprob_start_len": [0, 1], "echo": True, "logprobs": 0},
+            "logprob_start_len",
+            "2 numbers for 1",
+        ),
         ({"prompt": "x", "logprobs": 99}, "logprobs", "less than or equal to 20"),
         ({"prompt": "x", "n": 2}, "n", "n=2 is not supported"),
         ({"prompt": "x", "logit_bias": {"5": 1}}, "logit_bias", "not supported"),

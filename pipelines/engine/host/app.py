@@ -98,7 +98,7 @@ class Server:
         work = self._work(reply, choices, wishes, sum(map(len, prompts)))
         if body.echo and body.logprobs is not None:
             follow = max_tokens == 1 and body.sampling.temperature == 0
-            work.score = ScoreWish(prompts, body.logprobs, tuple(wishes) if follow else ())
+            work.score = ScoreWish(prompts, body.starts(len(prompts)), body.logprobs, tuple(wishes) if follow else ())
         return await work.respond(request, bool(body.stream), body.include_usage)
 
     async def chat(self, request: Request) -> Response:

@@ -51,7 +51,7 @@ class BatchDecoder:
 
     def warm_up(self) -> None:
         """Run one token through the graph, so that one that cannot run says so at start."""
-        for _ in self.score([(0,)], ranked=1, follow=True):
+        for _ in self.score([(0,)], [0], ranked=1, follow=True):
             pass
 
     def add(self, turn: Turn) -> None:
@@ -83,9 +83,11 @@ class BatchDecoder:
             tokens += self._prefill(self._entering)
         return tokens
 
-    def score(self, prompts: Sequence[tuple[int, ...]], ranked: int, follow: bool) -> Iterator[PromptScore]:
+    def score(
+        self, prompts: Sequence[tuple[int, ...]], starts: Sequence[int], ranked: int, follow: bool
+    ) -> Iterator[PromptScore]:
         """Score prompts; see `Scorer`."""
-        return Scorer(self._graph, self._score_cache, ranked, follow).run(prompts)
+        return Scorer(self._graph, self._score_cache, ranked, follow).run(prompts, starts)
 
     def _enter(self, turn: Turn) -> None:
         import numpy as np

@@ -47,7 +47,8 @@ class Token:
 
 @dataclass(frozen=True, slots=True)
 class PromptScore:
-    """Log-probabilities of one prompt. The first entries are None: no token comes before them.
+    """Log-probabilities of one prompt. Entries before the wanted start are None, and so is the first: nothing comes
+    before it.
 
     `ranked[i]` holds the most probable tokens at position i, best first. `next` is the greedy token that would follow.
     """
@@ -75,8 +76,10 @@ class Decoder(Protocol):
             DecodeFailed: the model could not run; the named turns are lost.
         """
 
-    def score(self, prompts: Sequence[tuple[int, ...]], ranked: int, follow: bool) -> Iterator[PromptScore]:
-        """Score prompts, in whatever order is cheapest; work is done as the iterator is advanced.
+    def score(
+        self, prompts: Sequence[tuple[int, ...]], starts: Sequence[int], ranked: int, follow: bool
+    ) -> Iterator[PromptScore]:
+        """Score each prompt from its start on, in whatever order is cheapest; work is done as the iterator is advanced.
 
         Raises:
             DecodeFailed: the model could not run.

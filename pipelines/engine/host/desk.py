@@ -35,9 +35,11 @@ class Wish:
 
 @dataclass(frozen=True, slots=True)
 class ScoreWish:
-    """Prompts whose own tokens are to be scored; `follow`, if given, wishes for one greedy token after each of them."""
+    """Prompts whose own tokens are to be scored, each from its place in `starts` on; `follow`, if given, wishes for one
+    greedy token after each of them."""
 
     prompts: tuple[tuple[int, ...], ...]
+    starts: tuple[int, ...]
     ranked: int
     follow: tuple[Wish, ...] = ()
 
@@ -261,7 +263,7 @@ class Desk:
             ticket = self._scores.popleft()
             if not ticket.cancelled and isinstance(ticket.wishes, ScoreWish):
                 wish = ticket.wishes
-                self._scoring = ticket, self._decoder.score(wish.prompts, wish.ranked, bool(wish.follow))
+                self._scoring = ticket, self._decoder.score(wish.prompts, wish.starts, wish.ranked, bool(wish.follow))
         if self._scoring is None:
             return
         ticket, scores = self._scoring

@@ -7,9 +7,11 @@ row b of the block, so one sequence is a slice of it and sequences of different 
 from __future__ import annotations
 
 import json
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from pipelines.engine.host import surgery
 from pipelines.engine.host.decoder import DecodeFailed
 from pipelines.errors import InputError
 
@@ -23,6 +25,7 @@ if TYPE_CHECKING:
     Floats = NDArray[np.float32]
 
 CAPACITY_STEP = 256
+UNSEEN = -1e30  # finite: a sum with it stays a number, and its exponential beside any score is exactly zero
 FLAGS = {"enable_cpu_mem_arena", "enable_mem_pattern", "use_deterministic_compute"}
 
 
@@ -44,16 +47,20 @@ class Graph:
         self._head_size = int(decoder["head_size"])
         self._names: dict[str, str] = {**decoder["inputs"], **decoder["outputs"]}
         path = engine_dir / decoder["filename"]
-        self._session = _session(path, decoder.get("session_options", {}), threads, spin)
+        opened = surgery.open_up(path, self._names["logits"])
+        self.branches = opened.branches
+        self._session = _session(path, opened.graph, decoder.get("session_options", {}), threads, spin)
         self._wants_positions = self._check_inputs(path)
         self._logits: Floats | None = None
+        self._no_bias: Floats | None = None
 
     def _check_inputs(self, path: Path) -> bool:
         """Refuse a graph with inputs we do not know; say whether it takes position ids."""
         inputs = {i.name: i.type for i in self._session.get_inputs()}
-        fed = {self._names["input_ids"], self._names["attention_mask"]}
+        fed = {self._names["input_ids"], self._names["attention_mask"], surgery.READ}
         fed |= {name for name, _ in self._cache_names()}
-        positions = self._names.get("position_ids", "position_ids")
+        fed |= {surgery.BIAS} if self.branches else set()
+        positions = self._names.get("position_ids", surgery.POSITIONS)
         strange = sorted(set(inputs) - fed - {positions})
         if strange or not fed <= set(inputs):
             missing = sorted(fed - set(inputs))
@@ -78,10 +85,19 @@ class Graph:
         """Make an empty cache for `rows` sequences; it takes memory as they need it."""
         return Cache(self._session, self._cache_names(), rows, self._heads, self._head_size)
 
-    def run(self, cache: Cache, row: int, ids: NDArray[np.int64], lengths: Sequence[int]) -> Floats:
-        """Feed ids (B, S) to rows `row`.. of the cache that hold `lengths` tokens; give logits (B, S, V).
+    def run(
+        self,
+        cache: Cache,
+        row: int,
+        ids: NDArray[np.int64],
+        lengths: Sequence[int],
+        read: Sequence[int] | None = None,
+        branches: Branches | None = None,
+    ) -> Floats:
+        """Feed ids (B, S) to rows `row`.. of the cache that hold `lengths` tokens; give logits (B, R, V).
 
-        The logits are a view that the next call overwrites. S > 1 only with B = 1.
+        `read` names the R of S rows whose logits are wanted, by default the last. The logits are a view that the next
+        call overwrites. S > 1 only with B = 1. `branches` only where the graph has `branches` and the cache row tokens.
 
         Raises:
             DecodeFailed: ONNX Runtime refused, or memory ran out.
@@ -90,20 +106,25 @@ class Graph:
         from onnxruntime.capi import onnxruntime_pybind11_state as ort_errors
 
         batch, steps = ids.shape
-        if row + batch > cache.rows or max(lengths) + steps > cache.capacity:
-            raise DecodeFailed(
-                (), f"cache of {cache.rows} x {cache.capacity} has no room for {max(lengths) + steps} tokens"
-            )
+        total = max(lengths) + steps
+        if row + batch > cache.rows or total > cache.capacity:
+            raise DecodeFailed((), f"cache of {cache.rows} x {cache.capacity} has no room for {total} tokens")
+        rows = np.array([steps - 1] if read is None else read, np.int64)
         binding = cache.binding(row, batch)
-        mask = np.zeros((batch, max(lengths) + steps), np.int64)
+        mask = np.zeros((batch, total), np.int64)
         for i, length in enumerate(lengths):
             mask[i, : length + steps] = 1
         binding.bind_cpu_input(self._names["input_ids"], ids)
         binding.bind_cpu_input(self._names["attention_mask"], mask)
+        binding.bind_cpu_input(surgery.READ, rows)
         if self._wants_positions:
-            positions = np.asarray(lengths, np.int64)[:, None] + np.arange(steps)
-            binding.bind_cpu_input(self._names.get("position_ids", "position_ids"), positions)
-        logits = self._room(batch, steps)
+            follow = np.asarray(lengths, np.int64)[:, None] + np.arange(steps)
+            positions = follow if branches is None else branches.positions[None]
+            binding.bind_cpu_input(self._names.get("position_ids", surgery.POSITIONS), positions)
+        if self.branches:
+            bias = self._nothing(batch, steps, total) if branches is None else branches.bias[None, None]
+            binding.bind_cpu_input(surgery.BIAS, bias)
+        logits = self._room(batch, len(rows))
         binding.bind_output(self._names["logits"], "cpu", 0, np.float32, logits.shape, logits.ctypes.data)
         try:
             self._session.run_with_iobinding(binding)
@@ -117,14 +138,32 @@ class Graph:
             raise DecodeFailed((), f"{type(error).__name__}: {error}") from error
         return logits
 
-    def _room(self, batch: int, steps: int) -> Floats:
-        """A (B, S, V) view of the one logits buffer, made larger when needed."""
+    def _room(self, batch: int, rows: int) -> Floats:
+        """A (B, R, V) view of the one logits buffer, made larger when needed."""
         import numpy as np
 
-        wanted = batch * steps * self.vocab_size
+        wanted = batch * rows * self.vocab_size
         if self._logits is None or self._logits.size < wanted:
             self._logits = np.empty(wanted, np.float32)
-        return self._logits[:wanted].reshape(batch, steps, self.vocab_size)
+        return self._logits[:wanted].reshape(batch, rows, self.vocab_size)
+
+    def _nothing(self, batch: int, steps: int, total: int) -> Floats:
+        """A (B, 1, S, T) view of zeros: a bias that changes nothing."""
+        import numpy as np
+
+        wanted = batch * steps * total
+        if self._no_bias is None or self._no_bias.size < wanted:
+            self._no_bias = np.zeros(wanted, np.float32)
+        return self._no_bias[:wanted].reshape(batch, 1, steps, total)
+
+
+@dataclass(frozen=True, slots=True)
+class Branches:
+    """Tokens of one call that belong to several branches: `positions` (S,) in their own texts, `bias` (S, T) zero for
+    the cache slots that a token sees and `UNSEEN` for the others."""
+
+    positions: NDArray[np.int64]
+    bias: Floats
 
 
 class Cache:
@@ -161,6 +200,11 @@ class Cache:
             self._blocks.append(block)
         self.capacity = capacity
 
+    def gather(self, row: int, slots: Sequence[int], at: int) -> None:
+        """Copy tokens of a row, by slot, to slots `at`.. of the same row."""
+        for block in self._blocks:
+            block[row, :, at : at + len(slots)] = block[row, :, list(slots)].swapaxes(0, 1)
+
     def move(self, source: int, target: int, length: int) -> None:
         """Copy the first `length` tokens of one row over another."""
         for block in self._blocks:
@@ -192,8 +236,8 @@ def _model_section(engine_dir: Path) -> dict[str, Any]:
     return section
 
 
-def _session(path: Path, wanted: dict[str, Any], threads: int, spin: bool) -> ort.InferenceSession:
-    """Open the graph with the engine's own session options; the caller's threads go before those of the file."""
+def _session(path: Path, graph: bytes, wanted: dict[str, Any], threads: int, spin: bool) -> ort.InferenceSession:
+    """Open the graph with the weights beside `path` and the engine's own session options, less its threads."""
     import onnxruntime as ort
     from onnxruntime.capi import onnxruntime_pybind11_state as ort_errors
 
@@ -208,8 +252,9 @@ def _session(path: Path, wanted: dict[str, Any], threads: int, spin: bool) -> or
         elif "." in name:
             options.add_session_config_entry(name, str(value))
     options.add_session_config_entry("session.intra_op.allow_spinning", "1" if spin else "0")
+    options.add_session_config_entry("session.model_external_initializers_file_folder_path", str(path.parent))
     try:
-        return ort.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
+        return ort.InferenceSession(graph, options, providers=["CPUExecutionProvider"])
     except (
         ort_errors.Fail,
         ort_errors.NoSuchFile,

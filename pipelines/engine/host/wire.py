@@ -6,7 +6,7 @@ A field that is known and would change the answer, but is not supported, is refu
 from __future__ import annotations
 
 import json
-from typing import Any, TypeVar
+from typing import Annotated, Any, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
@@ -98,6 +98,16 @@ class CompletionBody(_Body):
     prompt: Any = None
     echo: bool | None = None
     logprobs: int | None = Field(default=None, ge=0, le=MAX_LOGPROBS)
+    logprob_start_len: Annotated[int, Field(ge=0)] | list[Annotated[int, Field(ge=0)]] | None = None
+
+    def starts(self, count: int) -> tuple[int, ...]:
+        """Where each of `count` prompts' log-probabilities begin (the name is SGLang's): at 0 unless said otherwise."""
+        given = self.logprob_start_len or 0
+        if isinstance(given, int):
+            return (given,) * count
+        if len(given) != count:
+            raise Refused(f"logprob_start_len: {len(given)} numbers for {count} prompts", "logprob_start_len")
+        return tuple(given)
 
     @property
     def prompts(self) -> list[str | tuple[int, ...]]:
