@@ -55,12 +55,20 @@ class Texts(HTMLParser):
             self.found.append(data.strip())
 
 
-def browse(url: str, profile: Path, wait_ms: int = 0) -> str:
-    """A page's document after its scripts ran."""
+def browse(url: str, profile: Path, wait_ms: int = 0, until: tuple[str, ...] = ()) -> str:
+    """A page's document after its scripts ran for `wait_ms` of their own time.
+
+    That time may pass before a busy machine has drawn everything, so a page without all of `until` is opened again, for longer.
+    """
     assert BROWSER is not None
-    budget = (f"--virtual-time-budget={wait_ms}",) if wait_ms else ()
-    command = [BROWSER, *FLAGS, *budget, f"--user-data-dir={profile}", "--dump-dom", url]
-    return subprocess.run(command, capture_output=True, text=True, timeout=180, check=True).stdout
+    page = ""
+    for longer in (1, 2, 4, 8):
+        budget = (f"--virtual-time-budget={longer * wait_ms}",) if wait_ms else ()
+        command = [BROWSER, *FLAGS, *budget, f"--user-data-dir={profile}", "--dump-dom", url]
+        page = subprocess.run(command, capture_output=True, text=True, timeout=180, check=True).stdout
+        if all(text in page for text in until):
+            break
+    return page
 
 
 def free_port() -> int:
@@ -91,12 +99,13 @@ def uri(tmp_path_factory: pytest.TempPathFactory) -> str:
 def test_the_link_opens_on_the_scatter_with_every_variant(uri: str, tmp_path: Path) -> None:
     """The run list holds this campaign's variants, and the chart has a point for each that has both figures."""
     (link,) = ui.links(uri, "demo")
-    port = free_port()
+    port, scatter = free_port(), "latency/closed-4/ttft_ms_p99 vs. quality/mean_score"
+    drawn = (scatter, "Parallel Coordinates", *SHOWN)
     with ui.server(uri, port):
-        page = Texts(browse(f"http://127.0.0.1:{port}/{link.fragment}", tmp_path / "profile", 30_000))
+        page = Texts(browse(f"http://127.0.0.1:{port}/{link.fragment}", tmp_path / "profile", 30_000, until=drawn))
     for name in SHOWN:
         assert name in page.found
-    assert "latency/closed-4/ttft_ms_p99 vs. quality/mean_score" in page.found
+    assert scatter in page.found
     assert "Parallel Coordinates" in page.found
     assert 4 <= page.marks
 
