@@ -60,12 +60,16 @@ def read(path: Path) -> dict[str, str]:
 
 
 def split(text: str, apart: frozenset[str]) -> tuple[list[str], list[str]]:
-    """The lines of a lock, and those of them that pin one of the distributions named apart."""
+    """The lines of a lock without and with the distributions named apart; options of the installer go with both."""
     kept: list[str] = []
     taken: list[str] = []
     for line in lines(text):
         pin = _PIN.match(line)
-        (taken if pin is not None and canonical_name(pin[1]) in apart else kept).append(line)
+        if pin is None:
+            kept.append(line)
+            taken.append(line)
+        else:
+            (taken if canonical_name(pin[1]) in apart else kept).append(line)
     return kept, taken
 
 

@@ -24,10 +24,11 @@ from pipelines.flow import lockfile, surroundings
 from pipelines.flow.locks import Held, locked
 from pipelines.flow.store import digest_of
 from pipelines.flow.tether import tethered
-from pipelines.flow.toolchain import Toolchain, VenvConfig
+from pipelines.flow.toolchain import Toolchain, VenvConfig, version_of
 
 NOTE = "quantgate.json"
 LAST_LINES = 8
+PIP_FOR_OTHERS = 23  # from here on pip installs into another environment reliably; it saves putting a pip into each
 Tell = Callable[[int, int, str], None]
 
 
@@ -129,24 +130,14 @@ def _alone(wanted: Venv, tell: Tell) -> Iterator[None]:
 
 
 def _fill(wanted: Venv, tell: Tell) -> None:
-    spec, python = wanted.spec, wanted.python
-    kept, apart = lockfile.split(
-        find(spec.lock).read_text(encoding="utf-8"), frozenset(lockfile.canonical_name(n) for n in spec.no_deps)
-    )
+    spec, total = wanted.spec, len(wanted.toolchain.pinned)
+    apart = frozenset(lockfile.canonical_name(name) for name in spec.no_deps)
+    kept, taken = lockfile.split(find(spec.lock).read_text(encoding="utf-8"), apart)
+    installer, creating, installing = _commands(wanted)
     first, last = (wanted.path.with_name(f".{wanted.path.name}.{part}.txt") for part in ("first", "last"))
-    uv = None if spec.installer == "pip" else shutil.which("uv")
-    if uv is None and spec.installer == "uv":
-        raise EnvironmentProblem(f"toolchain.{wanted.toolchain.name}.installer='uv': uv is not on PATH")
-    if uv is None:
-        creating = [interpreter(wanted.toolchain.name, spec.python), "-m", "venv", str(wanted.path)]
-        installing = [str(python), "-m", "pip", "install", "--disable-pip-version-check", "--progress-bar", "off"]
-    else:
-        creating = [uv, "venv", "--no-project", "--python", spec.python, str(wanted.path)]
-        installing = [uv, "pip", "install", "--python", str(python)]
-    total = len(wanted.toolchain.pinned)
     try:
         first.write_text("\n".join(kept) + "\n", encoding="utf-8")
-        last.write_text("\n".join(apart) + "\n", encoding="utf-8")
+        last.write_text("\n".join(taken) + "\n", encoding="utf-8")
         tell(0, total, "making the environment")
         _call(wanted, creating, lambda _: None)
         _call(wanted, [*installing, "-r", str(first)], _counting(tell, total))
@@ -157,7 +148,27 @@ def _fill(wanted: Venv, tell: Tell) -> None:
         last.unlink(missing_ok=True)
     if drift := wanted.drift():
         raise EnvironmentProblem(drifted(wanted.toolchain.name, drift))
-    _note(wanted, "uv" if uv else "pip")
+    _note(wanted, installer)
+
+
+def _commands(wanted: Venv) -> tuple[str, list[str], list[str]]:
+    """The installer, how it makes an environment, and how it installs into one: uv, our own pip, or one put there."""
+    spec, name, python = wanted.spec, wanted.toolchain.name, str(wanted.python)
+    uv = None if spec.installer == "pip" else shutil.which("uv")
+    if uv is not None:
+        return "uv", [uv, "venv", "--no-project", "--python", spec.python, str(wanted.path)], [
+            uv, "pip", "install", "--python", python
+        ]  # fmt: skip
+    if spec.installer == "uv":
+        raise EnvironmentProblem(
+            f"toolchain.{name}.installer='uv': uv is not on PATH; install it, or choose auto or pip"
+        )
+    creating = [interpreter(name, spec.python), "-m", "venv", str(wanted.path)]
+    quietly = ["install", "--disable-pip-version-check", "--progress-bar", "off"]
+    ours = version_of("pip")
+    if ours != "absent" and int(ours.partition(".")[0]) >= PIP_FOR_OTHERS:
+        return "pip", [*creating, "--without-pip"], [sys.executable, "-m", "pip", "--python", python, *quietly]
+    return "pip", creating, [python, "-m", "pip", *quietly]
 
 
 def _counting(tell: Tell, total: int) -> Callable[[str], None]:
@@ -166,9 +177,10 @@ def _counting(tell: Tell, total: int) -> Callable[[str], None]:
 
     def line(text: str) -> None:
         nonlocal seen
-        if text.startswith("Collecting "):
+        doing, _, what = text.strip().partition(" ")
+        if doing in ("Collecting", "Processing"):
             seen += 1
-            tell(min(seen, total), total, text.strip().removeprefix("Collecting ").split(" (")[0])
+            tell(min(seen, total), total, Path(what.split(" (")[0]).name)
         elif text.startswith("Installing collected"):
             tell(total, total, "installing")
 
