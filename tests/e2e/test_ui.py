@@ -58,7 +58,7 @@ class Texts(HTMLParser):
 def browse(url: str, profile: Path, wait_ms: int = 0, until: tuple[str, ...] = ()) -> str:
     """A page's document after its scripts ran for `wait_ms` of their own time.
 
-    That time may pass before a busy machine has drawn everything, so a page without all of `until` is opened again, for longer.
+    That time may pass before a busy machine has drawn everything: a page without all of `until` is opened again.
     """
     assert BROWSER is not None
     page = ""
