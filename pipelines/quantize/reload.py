@@ -6,13 +6,15 @@ unknown method, a wrong declaration, or one key too many or too few is a failure
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 from pipelines.errors import StageFailed, closest
 from pipelines.quantize.packing import QuantizedModules, check_declared_format, dequantize, open_quantized
+from pipelines.quantize.rounding import Rounding, rounded, rounding_of
 from pipelines.quantize.shards import quantization_config
+from pipelines.quantize.stored import scheme_of
 
 if TYPE_CHECKING:
     import numpy as np
@@ -20,6 +22,8 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
     from transformers import PreTrainedModel
 
+READ_HERE = frozenset({"modelopt"})
+"""Methods that transformers does not know, and would load as noise; their own runtimes read them."""
 LOADING_ERRORS = (ValueError, RuntimeError, ImportError, OSError, KeyError, AttributeError, TypeError)
 
 
@@ -34,6 +38,8 @@ class LoadedModel:
 def load(variant: Path, dtype: str = "float32") -> LoadedModel:
     """Load a checkpoint through transformers, weights packed or not, as its own method says.
 
+    What transformers cannot read but we can is dequantized by our own reading, its layers' inputs rounded as it says.
+
     Raises:
         StageFailed: transformers does not know the method and would skip it, the declared format is not the one on
             disk, tensors are missing or left over, or loading raised.
@@ -41,6 +47,8 @@ def load(variant: Path, dtype: str = "float32") -> LoadedModel:
     import torch
     import transformers
 
+    if quantization_config(variant).get("quant_method") in READ_HERE:
+        return _load_rounded(variant)
     _refuse_unknown_method(variant)
     check_declared_format(variant)
     try:
@@ -92,6 +100,24 @@ def load_dense(variant: Path, *, lazily: bool = False) -> LoadedModel:
         for name in quantized:
             _dequantize_when_called(model.get_submodule(name), quantized, name)
     return LoadedModel(model.eval(), f"transformers {transformers.__version__} float32, dequantized")
+
+
+def _load_rounded(variant: Path) -> LoadedModel:
+    """Load with our own dequantization, every layer's input rounded as the checkpoint has it."""
+    import torch
+
+    loaded, quantized = load_dense(variant), open_quantized(variant)
+    config, kinds = quantization_config(variant), set()
+    for name in quantized:
+        how = rounding_of(quantized.shards, name, scheme_of(quantized.shards, name, config))
+        if how is not None:
+            layer = quantized[name]
+            weight = torch.from_numpy(dequantize(replace(layer, pre_scale=None)))
+            _round_when_called(loaded.model.get_submodule(name), weight, layer.pre_scale, how)
+            kinds.add(how.kind)
+    said = [f"inputs rounded to {', '.join(sorted(kinds))}"] if kinds else []
+    said += ["keys and values as computed"] if config.get("kv_cache_scheme") else []
+    return replace(loaded, implementation="; ".join([loaded.implementation, *said]))
 
 
 def logits(loaded: LoadedModel, ids: NDArray[np.integer]) -> NDArray[np.float32]:
@@ -149,6 +175,20 @@ def _dequantize_when_called(module: torch.nn.Module, quantized: QuantizedModules
     def forward(x: torch.Tensor) -> torch.Tensor:
         weight = torch.from_numpy(dequantize(quantized[name]))
         return torch.nn.functional.linear(x, weight, cast("torch.Tensor | None", module.bias))
+
+    module.forward = forward
+
+
+def _round_when_called(
+    module: torch.nn.Module, weight: torch.Tensor, factor: NDArray[np.float32] | None, how: Rounding
+) -> None:
+    import torch
+
+    before = None if factor is None else torch.from_numpy(factor)
+
+    def forward(x: torch.Tensor) -> torch.Tensor:
+        given = rounded(x if before is None else x * before, how)
+        return torch.nn.functional.linear(given, weight, cast("torch.Tensor | None", module.bias))
 
     module.forward = forward
 

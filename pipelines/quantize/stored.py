@@ -9,11 +9,21 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any, Literal
 
-from pipelines.errors import StageFailed
+from pipelines.errors import StageFailed, closest
 from pipelines.quantize.layouts import code_bits, shape_of
 from pipelines.quantize.scheme import Scheme, matches
 from pipelines.quantize.shards import FLOAT8, Shards
 
+MODELOPT: Mapping[str, Mapping[str, Any]] = {
+    "FP8": {"weights": (8, "float"), "inputs": (8, "float"), "dynamic": False},
+    "FP8_PER_CHANNEL_PER_TOKEN": {"weights": (8, "float"), "inputs": (8, "float"), "dynamic": True},
+    "NVFP4": {"weights": (4, "float"), "inputs": (4, "float"), "dynamic": True},
+    "W4A16_NVFP4": {"weights": (4, "float")},
+    "W4A16_AWQ": {"weights": (4, "int")},
+    "W4A8_AWQ": {"weights": (4, "int"), "inputs": (8, "float"), "dynamic": False},
+    "W8A8_SQ_PER_CHANNEL": {"weights": (8, "int"), "inputs": (8, "int"), "dynamic": False},
+}
+"""What ModelOpt's names of algorithms say of weights and of layers' inputs."""
 CLASSES = ("Linear", "Embedding")
 """Targets that name every layer of a class; the layers counted here are all linear, but for the head's table."""
 
@@ -29,6 +39,8 @@ def scheme_of(shards: Shards, module: str, config: Mapping[str, Any]) -> Scheme:
         group = group_of(config, module)
         _compare(module, held, (group.get("weights") or {}))
         held = _with_activations(held, group.get("input_activations"))
+    elif config.get("quant_method") == "modelopt":
+        held = _by_algorithm(shards, module, held, config)
     elif not config.get("dynamic"):
         _compare(module, held, {"num_bits": config.get("bits"), "group_size": config.get("group_size")})
     return replace(held, kv="FP8" if config.get("kv_cache_scheme") else None)
@@ -57,6 +69,9 @@ def _weights(shards: Shards, module: str, config: Mapping[str, Any]) -> Scheme:
             return _grouped(4, "float", columns, scales[1], symmetric=symmetric)
         bits = code_bits(shards.shape(f"{module}.weight_packed")[1], columns, f"{module}.weight_packed")
         return _grouped(bits, "int", columns, scales[1], symmetric=symmetric)
+    if shards.dtype(f"{module}.weight") == "U8":
+        of_floats = shards.dtype(f"{module}.weight_scale") in FLOAT8
+        return _grouped(4, "float" if of_floats else "int", columns, scales[1], symmetric=symmetric)
     kind: Literal["int", "float"] = "float" if shards.dtype(f"{module}.weight") in FLOAT8 else "int"
     if not scales or scales == (1,):
         return Scheme(8, kind, "tensor", symmetric=symmetric)
@@ -79,6 +94,22 @@ def _with_activations(held: Scheme, inputs: Mapping[str, Any] | None) -> Scheme:
     kind: Literal["int", "float"] = "int" if inputs.get("type") == "int" else "float"
     dynamic = bool(inputs.get("dynamic"))  # "local" (NVFP4) is dynamic within a static range
     return replace(held, activation_bits=int(inputs["num_bits"]), activation_type=kind, dynamic=dynamic)
+
+
+def _by_algorithm(shards: Shards, module: str, held: Scheme, config: Mapping[str, Any]) -> Scheme:
+    """What ModelOpt's quant_algo says of a layer, held against its tensors."""
+    name = str(config.get("quant_algo"))
+    if name not in MODELOPT:
+        raise StageFailed(f"{module}: quant_algo {name!r} cannot be read ({closest(name, MODELOPT)})")
+    said = MODELOPT[name]
+    bits, kind = said["weights"]
+    _compare(module, held, {"num_bits": bits, "type": kind, "group_size": config.get("group_size")})
+    if "inputs" not in said:
+        return held
+    if f"{module}.input_scale" not in shards and not (said["dynamic"] and bits == 8):
+        raise StageFailed(f"{module}: {name} has its inputs rounded, but there is no {module}.input_scale")
+    input_bits, input_kind = said["inputs"]
+    return replace(held, activation_bits=input_bits, activation_type=input_kind, dynamic=said["dynamic"])
 
 
 def _compare(module: str, held: Scheme, said: Mapping[str, Any]) -> None:
