@@ -92,7 +92,7 @@ def _point(candidate: Candidate, gate: GateConfig) -> Point:
         candidate.label,
         candidate.mean_score,
         latency_of(candidate, gate),
-        candidate.native and candidate.status == "ok",
+        candidate.native and candidate.status == "ok" and not candidate.simulated,
     )
 
 
@@ -101,7 +101,7 @@ def _adjusted(candidates: Sequence[Candidate], gate: GateConfig) -> dict[str, fl
     largest = {}
     for candidate in candidates:
         p_values = [v.p_value for v in gating(candidate) if v.p_value is not None]
-        if p_values and candidate.native and not candidate.reference:
+        if p_values and candidate.native and not candidate.reference and not candidate.simulated:
             largest[candidate.label] = max(p_values)
     if gate.several_variants == "none":
         return largest
@@ -113,6 +113,12 @@ def _weigh(one: Candidate, reference: Candidate | None, gate: GateConfig, adjust
         return Finding(rejects=(f"could not be made: {one.failure}",))
     if reference is None:
         return Finding(holds=("there is no reference to compare with",), settles=("a reference that can be scored",))
+    simulated = next((c.label for c in (one, reference) if c.simulated), None)
+    if simulated is not None:
+        return Finding(
+            holds=(f"{simulated} was made by a simulated container, which is evidence of nothing",),
+            settles=("the same run with a real container runtime",),
+        )
     accuracy = _accuracy(one)
     if not (accuracy.rejects or accuracy.holds):
         accuracy += _multiplicity(adjusted_p, gate)

@@ -99,6 +99,7 @@ class Candidate(Strict):
     target: str
     native: bool
     native_note: str
+    simulated: bool = False
     keys: dict[str, str]
     variant_bytes: int | None
     engine_bytes: int | None

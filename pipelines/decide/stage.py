@@ -120,6 +120,7 @@ def _candidate(one: CandidateInput, reference: CandidateInput, config: DecisionC
         target=_text(engine, "target") or one.engine,
         native=engine.get("native") is True,
         native_note=_text(engine, "native_note"),
+        simulated=_simulated(one, evidence),
         keys=_keys(one, evidence),
         variant_bytes=_whole(variant, "size_bytes"),
         engine_bytes=_whole(engine, "size_bytes"),
@@ -135,6 +136,12 @@ def _candidate(one: CandidateInput, reference: CandidateInput, config: DecisionC
         outcome=None,
         reasons=(),
     )
+
+
+def _simulated(one: CandidateInput, evidence: Evidence) -> bool:
+    """Whether a stand-in for a container made the variant or the engine, or what they were made from."""
+    made = (evidence.variants.get((one.variant_key or "")[:16]), evidence.engines.get((one.engine_key or "")[:16]))
+    return any(m is not None and m.simulated for m in made)
 
 
 def _verdicts(

@@ -13,7 +13,7 @@ from urllib.parse import unquote, urlsplit
 
 from pipelines.decide.model import Candidate, Decision
 from pipelines.errors import ConfigError, EvidenceError, Problem, closest
-from pipelines.flow.store import MANIFEST, Store, sha256_of, verify
+from pipelines.flow.store import MANIFEST, Store, manifest, sha256_of, verify
 from pipelines.release.ledger import Change, Ledger
 from pipelines.track import versions
 from pipelines.track.connection import session
@@ -72,6 +72,7 @@ def promote(
     chosen = _chosen(made, candidate, overridden)
     engine = store.path("engine", chosen.keys["engine"])
     check_files(engine)
+    _check_real(engine)
     model, ledger = registry.model or made.campaign, Ledger(registry.ledger)
     with ledger.locked(), session(registry.tracking_uri, timeout_s=registry.timeout_s) as client:
         repaired = repair(client, ledger)
@@ -117,6 +118,7 @@ def rollback(registry: Registry, *, actor: str, reason: str | None = None) -> Re
             )
         engine = _engine_of(target)
         check_files(engine)
+        _check_real(engine)
         if sha256_of(engine / MANIFEST) != target.tags.get("manifest_sha256"):
             raise EvidenceError(f"{engine / MANIFEST}: not the manifest that version {target.version} was made with")
         change = Change(
@@ -213,6 +215,12 @@ def _chosen(decision: Decision, label: str | None, overridden: bool) -> Candidat
     if chosen.status == "failed" or "engine" not in chosen.keys:
         raise EvidenceError(f"{wanted}: there is no engine to promote: {chosen.failure or 'none was built'}")
     return chosen
+
+
+def _check_real(engine: Path) -> None:
+    """A simulated engine is a test's; no reason overrides that."""
+    if manifest(engine).simulated:
+        raise EvidenceError(f"{engine}: made by a simulated container, so it is no engine; it is never promoted")
 
 
 def _check_version(version: ModelVersion, tags: dict[str, str]) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 import socket
 import time
@@ -336,6 +337,17 @@ def test_a_candidate_that_is_unknown_or_failed_is_refused(world: World) -> None:
         promote(world.registry, decision, world.store, actor="ada", candidate="awq_w4a16")
     with pytest.raises(EvidenceError, match="no engine to promote"):
         promote(world.registry, decision, world.store, actor="a", candidate="gptq_w3a16_g64", override_reason="please")
+
+
+def test_a_simulated_engine_is_never_promoted(world: World) -> None:
+    """What a stand-in for a container made is refused, whatever the decision says and whoever overrides it."""
+    decision = world.decided(decisions.decision())
+    engine = world.store.path("engine", decisions.decision().candidates[1].keys["engine"])
+    record = json.loads((engine / "manifest.json").read_text())
+    (engine / "manifest.json").write_text(json.dumps(record | {"simulated": True}))
+    with pytest.raises(EvidenceError, match="made by a simulated container"):
+        promote(world.registry, decision, world.store, actor="ada", candidate="awq_w4a16_g64", override_reason="please")
+    assert {} == world.aliases()
 
 
 def test_one_changed_byte_of_the_engine_stops_promotion_and_rollback(world: World) -> None:

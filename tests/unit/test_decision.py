@@ -86,6 +86,8 @@ def decided(*candidates: Candidate, rules: GateConfig | None = None) -> Decision
         ({"verdicts": ()}, "hold", "no eval set was scored"),
         ({"native": False, "native_note": "FP8 runs in fp32"}, "hold", "accuracy passes, latency is not evidence: FP8"),
         ({"native": False, "verdicts": (verdict("fail"),)}, "reject", "qa: loses more than 0.02"),
+        ({"simulated": True}, "hold", "v was made by a simulated container, which is evidence of nothing"),
+        ({"simulated": True, "verdicts": (verdict("fail"),)}, "hold", "v was made by a simulated container"),
         ({"speed": None}, "hold", "no speed evidence: no latency was measured"),
         ({"speed": speed(2.0, 1.8, 2.2, evidence=False)}, "hold", "no speed evidence: told"),
         ({"speed": speed(0.9, 0.8, 1.0)}, "reject", "brings no speed (e2e_ms p50 at closed_1: 0.90x, 0.80 to 1.00"),
@@ -355,6 +357,35 @@ def test_two_items_swapped_are_invalid(tmp_path: Path) -> None:
     decision = Decision.model_validate_json((out / "decision.json").read_bytes())
     assert ("invalid", "hold") == (decision.candidates[1].verdicts[0].verdict, decision.candidates[1].outcome)
     assert "item 007: prompt_hash differs" in decision.candidates[1].reasons[0]
+
+
+@pytest.mark.parametrize("kind", ["variant", "engine"])
+def test_a_simulated_artifact_is_never_promoted(tmp_path: Path, kind: str) -> None:
+    """The winner's manifest says that a stand-in for a container made it: the same campaign holds, and says why."""
+    config, inputs, probe = campaign(tmp_path)
+    path = tmp_path / kind / ("b" * 16) / "manifest.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"simulated": True}))
+    out = tmp_path / "out"
+    out.mkdir()
+    stage.run(
+        config, out, scores=inputs["scores"], latency=probe, engines=inputs["engines"], variants=inputs["variants"]
+    )
+    decision = Decision.model_validate_json((out / "decision.json").read_bytes())
+    (gptq,) = [c for c in decision.candidates if c.label == "gptq"]
+    assert ("hold", None, "hold", True, False) == (
+        decision.outcome, decision.winner, gptq.outcome, gptq.simulated, gptq.pareto
+    )  # fmt: skip
+    assert "gptq was made by a simulated container" in gptq.reasons[0]
+    assert "gptq: the same run with a real container runtime" in decision.would_change
+
+
+def test_against_a_simulated_reference_nothing_is_promoted() -> None:
+    """A comparison with it says nothing of anybody."""
+    reference = REFERENCE.model_copy(update={"simulated": True})
+    found = decide("test", [reference, candidate("v")], "base", gate(), {}, {})
+    assert ("hold", "base was made by a simulated container, which is evidence of nothing") == (
+        found.outcome, found.candidates[1].reasons[0]
+    )  # fmt: skip
 
 
 def test_no_probe_means_no_promotion(tmp_path: Path) -> None:
