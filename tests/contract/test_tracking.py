@@ -348,7 +348,7 @@ def test_a_simulated_engine_is_never_promoted(world: World) -> None:
     (engine / "manifest.json").write_text(json.dumps(record | {"simulated": True}))
     with pytest.raises(EvidenceError, match="made by a simulated container"):
         promote(world.registry, decision, world.store, actor="ada", candidate="awq_w4a16_g64", override_reason="please")
-    assert {} == world.aliases()
+    assert [] == Ledger(world.registry.ledger).entries()
 
 
 def test_one_changed_byte_of_the_engine_stops_promotion_and_rollback(world: World) -> None:
