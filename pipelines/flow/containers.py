@@ -122,6 +122,11 @@ def runtime_problem(runtime: str) -> str:
     return ""
 
 
+def runtimes_of_docker() -> str:
+    """The low-level runtimes docker knows, by name; NVIDIA's is among them where its GPUs can be passed on."""
+    return _ask(["docker", "info", "--format", "{{range $name, $_ := .Runtimes}}{{$name}} {{end}}"]) or ""
+
+
 def size_bytes(spec: ContainerConfig) -> int:
     """What the image takes on disk, 0 when it is not here."""
     said = _ask([spec.runtime, "image", "inspect", "--format", "{{.Size}}", reference(spec)]) if spec.digest else None

@@ -6,6 +6,7 @@ import csv
 import functools
 import os
 import platform
+import re
 import subprocess
 from dataclasses import dataclass
 from pathlib import Path
@@ -48,6 +49,17 @@ def gpus() -> tuple[Gpu, ...]:
     except (OSError, subprocess.TimeoutExpired):
         return ()
     return read_gpus(done.stdout) if done.returncode == 0 else ()
+
+
+@functools.cache
+def cuda_of_driver() -> str:
+    """The newest CUDA version the driver can run, as nvidia-smi's heading says it; "" where there is none."""
+    try:
+        done = subprocess.run(["nvidia-smi"], capture_output=True, text=True, timeout=20, check=False)
+    except (OSError, subprocess.TimeoutExpired):
+        return ""
+    said = re.search(r"CUDA(?: \w+)? Version:\s*([\d.]+)", done.stdout)
+    return said[1] if said else ""
 
 
 def read_gpus(listed: str) -> tuple[Gpu, ...]:

@@ -60,6 +60,37 @@ def session(uri: str, *, timeout_s: float = 10.0) -> Iterator[MlflowClient]:
             ) from None
 
 
+def reachable(uri: str, *, timeout_s: float = 5.0) -> str:
+    """Say what answers at a tracking URI, without MLflow and without creating anything.
+
+    Raises:
+        EnvironmentProblem: nothing does, or the database cannot be opened or could not be made.
+    """
+    path = database(uri)
+    if is_server(uri):
+        _reach(uri, timeout_s)
+        return "the server answers"
+    if path is None:
+        return "is neither a server nor a database; MLflow will see"
+    if not path.exists():
+        return f"no database yet, the first run makes it{_unwritable(path)}"
+    try:
+        with closing(sqlite3.connect(f"file:{quote(str(path))}?mode=ro", uri=True, timeout=timeout_s)) as connection:
+            (count,) = connection.execute("SELECT count(*) FROM runs").fetchone()
+    except sqlite3.Error as error:
+        raise EnvironmentProblem(
+            f"{KEY}={masked_text(uri)!r}: no MLflow database ({error}); move the file away, or choose another path"
+        ) from None
+    return f"a database with {count} runs"
+
+
+def _unwritable(path: Path) -> str:
+    at = next(up for up in path.parents if up.exists())
+    if not at.is_dir() or not os.access(at, os.W_OK):
+        raise EnvironmentProblem(f"{KEY}: {at} cannot be written; choose another path")
+    return ""
+
+
 def recorded(uri: str, run_id: str, *, timeout_s: float = 5.0) -> bool:
     """Say whether a recorded run still stands, finished and not deleted; False where nobody can tell.
 

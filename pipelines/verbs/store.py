@@ -1,4 +1,4 @@
-"""Verbs about the store and this machine: status, doctor, gc, verify."""
+"""Verbs about the store: status, gc, verify."""
 
 from __future__ import annotations
 
@@ -9,26 +9,12 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 from pipelines import terminal
-from pipelines.campaign import CampaignConfig, free_bytes
+from pipelines.campaign import CampaignConfig
 from pipelines.cli import Answer
 from pipelines.compose import compose
 from pipelines.config import parse
-from pipelines.flow.device import describe
 from pipelines.flow.store import Manifest, Store, manifest
 from pipelines.flow.store import verify as rehash
-from pipelines.flow.toolchain import version_of
-
-PACKAGES = (
-    "torch",
-    "transformers",
-    "llmcompressor",
-    "compressed-tensors",
-    "gptqmodel",
-    "onnxruntime-genai",
-    "onnxruntime",
-    "lm-eval",
-    "mlflow",
-)
 
 
 def _config(args: argparse.Namespace) -> CampaignConfig:
@@ -56,36 +42,6 @@ def status(args: argparse.Namespace) -> Answer:
         print(f"in progress or interrupted: {name}")
     decisions = [{"campaign": m.config["campaign"], "made": m.started, **m.facts, "key": m.key} for m in made]
     return Answer(0, {"decisions": decisions, "unfinished": unfinished})
-
-
-def doctor(args: argparse.Namespace) -> Answer:
-    """Say what this machine can do; each finding that hinders says what to do."""
-    config = _config(args)
-    device = describe()
-    findings = [
-        ("processor", f"{device['cpu']}, {device['cores']} cores", ""),
-        ("memory", f"{device['memory_gib']} GiB", ""),
-        (
-            "GPU",
-            device["gpu"],
-            "" if device["gpu"] != "none" else "FP8 engines are emulated; TensorRT-LLM needs an NVIDIA GPU",
-        ),
-        ("disk", f"{terminal.size(free_bytes(Path(config.paths.store).resolve()))} free for {config.paths.store}", ""),
-        (
-            "compiler",
-            shutil.which("g++") or "none",
-            "" if shutil.which("g++") else "GPTQModel falls back to slower packing; install g++",
-        ),
-        *((name, version_of(name), _missing(name)) for name in PACKAGES),
-    ]
-    terminal.table("This machine", ("what", "found", "what to do"), findings)
-    return Answer(0, {"findings": [{"what": w, "found": f, "to_do": t} for w, f, t in findings]})
-
-
-def _missing(package: str) -> str:
-    if version_of(package) != "absent":
-        return ""
-    return "pip install 'quantgate[quantize,ort]', or `make install`"
 
 
 def verify(args: argparse.Namespace) -> Answer:

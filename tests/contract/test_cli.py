@@ -11,9 +11,11 @@ from pathlib import Path
 import pytest
 
 from pipelines.cli import main
+from pipelines.flow.device import Gpu
+from pipelines.verbs import doctor
 from tests.unit.test_checkpoint import make
 
-VERBS = "plan run score probe decide promote rollback status ui doctor gc verify".split()  # noqa: SIM905
+VERBS = "plan run score probe decide promote rollback status ui doctor toolchain gc verify".split()  # noqa: SIM905
 QUANTGATE = [sys.executable, "-c", "from pipelines.cli import entry; entry()"]
 
 
@@ -133,12 +135,127 @@ def test_promoting_without_a_decision_is_refused(capsys: pytest.CaptureFixture[s
     assert "make one with `quantgate run`" in err
 
 
-def test_doctor_names_what_is_missing_and_what_to_do(capsys: pytest.CaptureFixture[str]) -> None:
-    """Device, disk and every package, each with its version."""
-    code, out, _ = run(capsys, "doctor")
+def findings(capsys: pytest.CaptureFixture[str], *overrides: str) -> dict[str, dict[str, str]]:
+    """What doctor finds, by what it is about."""
+    code, out, _ = run(capsys, "doctor", *overrides, "--json")
     assert 0 == code
-    for name in ("processor", "memory", "GPU", "disk", "onnxruntime-genai", "mlflow"):
-        assert name in out
+    return {f["what"]: f for f in json.loads(out.splitlines()[-1])["findings"]}
+
+
+def test_doctor_names_what_is_missing_and_what_to_do(
+    capsys: pytest.CaptureFixture[str], local: list[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Machine, GPU, disk, containers, toolchains, packages, ports and MLflow; nothing absent is left without advice."""
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.setattr(doctor, "gpus", lambda: ())
+    monkeypatch.setattr(doctor, "_nvml", lambda: False)
+    found = findings(capsys, *local, f"tracking.uri=sqlite:///{tmp_path}/mlruns/mlflow.db")
+    abouts = ("machine", "GPU", "disk", "container", "toolchain", "package", "port", "MLflow")
+    assert set(abouts) == {f["about"] for f in found.values()}
+    for what, said, to_do in [
+        ("device", "none (neither nvidia-smi nor NVML is here)", "TensorRT-LLM needs an NVIDIA GPU"),
+        ("docker", "docker is not on PATH", "install it"),
+        ("compiler", "none", "install g++"),
+        ("legacy", "missing: not made yet", "quantgate toolchain sync legacy"),
+        ("trtllm", "unusable: an image is pinned by its digest, and none is given", "docker pull"),
+        (f"sqlite:///{tmp_path}/mlruns/mlflow.db", "no database yet, the first run makes it", ""),
+    ]:
+        assert said in found[what]["found"]
+        assert to_do in found[what]["to_do"]
+
+
+def test_doctor_knows_gpus(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Name, SM, memory, driver and CUDA of each; a torch built for the CPU and a GPU without FP8 are advised on."""
+    cards = (Gpu("NVIDIA A100", 80, 81920, "580.95.05"), Gpu("NVIDIA L4", 89, 23034, "580.95.05"))
+    monkeypatch.setattr(doctor, "gpus", lambda: cards)
+    monkeypatch.setattr(doctor, "cuda_of_driver", lambda: "13.0")
+    monkeypatch.setattr(doctor, "version_of", lambda name: "2.13.0+cpu")
+    found = findings(capsys)
+    assert ("NVIDIA A100, SM 80, 81920 MiB", "no FP8 kernels below SM 89; AWQ and GPTQ run") == (
+        found["device 0"]["found"], found["device 0"]["to_do"]
+    )  # fmt: skip
+    assert "" == found["device 1"]["to_do"]
+    assert "580.95.05, CUDA up to 13.0" == found["driver"]["found"]
+    assert "cannot use the GPU" in found["torch build"]["to_do"]
+
+
+def test_doctor_says_when_mlflow_does_not_answer(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    """A server that is away, and a file that is no database, are findings, not failures."""
+    away = findings(capsys, "tracking.uri=http://127.0.0.1:9")["http://127.0.0.1:9"]
+    assert "does not answer" in away["found"]
+    assert "start it" in away["to_do"]
+    (tmp_path / "x.db").write_text("no database")
+    broken = findings(capsys, f"tracking.uri=sqlite:///{tmp_path}/x.db")[f"sqlite:///{tmp_path}/x.db"]
+    assert "no MLflow database" in broken["found"]
+
+
+@pytest.mark.parametrize(
+    ("words", "code", "said"),
+    [
+        (["list", "legcy"], 2, "did you mean 'legacy'"),
+        (["check", "legacy"], 6, "not made yet"),
+        (["check"], 0, ""),
+        (["check", "trtllm"], 6, "an image is pinned by its digest"),
+        (["sync", "trtllm"], 2, "toolchain.trtllm.digest=None"),
+        (["list", "toolchain.legacy.lock=none.txt"], 2, "toolchain.legacy.lock='none.txt': no such lock file"),
+        (["sync", "legacy", "toolchain.legacy.installer=uv"], 6, "uv is not on PATH"),
+    ],
+)
+def test_the_toolchain_verb_says_what_is_wrong(
+    capsys: pytest.CaptureFixture[str], local: list[str], words: list[str], code: int, said: str,
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path,
+) -> None:  # fmt: skip
+    """One message each, with the exit code of its kind."""
+    monkeypatch.setenv("PATH", str(tmp_path))
+    ended, _, err = run(capsys, "toolchain", *words, local[1])
+    assert code == ended
+    assert said in err
+    assert not (tmp_path / "toolchains").exists() or not list((tmp_path / "toolchains").glob("*/"))
+
+
+def test_toolchains_are_listed_as_they_are_here(capsys: pytest.CaptureFixture[str], local: list[str]) -> None:
+    """Each with its state, and as JSON."""
+    code, out, _ = run(capsys, "toolchain", "list", local[1], "--json")
+    document = json.loads(out.splitlines()[-1])
+    states = {t["name"]: t["state"] for t in document["toolchains"]}
+    assert (0, {"current": "ready", "legacy": "missing", "trtllm": "unusable"}) == (code, states)
+
+
+def test_plan_shows_where_steps_run_and_what_is_missing(capsys: pytest.CaptureFixture[str], local: list[str]) -> None:
+    """A column for toolchains where there is more than the current one, and what a run would make first."""
+    code, out, _ = run(
+        capsys,
+        "plan",
+        *local,
+        "+executor.toolchains.calibration=legacy",
+        "+executor.toolchains.reference=legacy",
+        "--json",
+    )
+    document = json.loads(out.splitlines()[-1])
+    placed = {s["label"]: s["toolchain"] for s in document["steps"]}
+    assert (0, "legacy", "current") == (code, placed["reload baseline"], placed["checkpoint"])
+    assert "toolchain legacy: not made yet, 58 distributions; `run` makes it first" in out
+    assert ("legacy", "missing") == tuple(document["toolchains"][-1][k] for k in ("name", "state"))
+
+
+def test_a_container_without_a_digest_is_told_by_plan(capsys: pytest.CaptureFixture[str], local: list[str]) -> None:
+    """Exit code 2, and the command that finds the digest."""
+    code, _, err = run(capsys, "plan", *local, "+executor.toolchains.engine=trtllm")
+    assert 2 == code
+    assert "error: toolchain.trtllm.digest=None: an image is pinned by its digest" in err
+    assert "docker image inspect --format '{{.RepoDigests}}' nvcr.io/nvidia/tensorrt-llm/release:1.2.1" in err
+
+
+def test_a_run_is_stopped_before_it_starts_where_a_toolchain_cannot_be(
+    capsys: pytest.CaptureFixture[str], local: list[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """No container runtime is this machine's problem: told at once, exit code 6, no step was run."""
+    monkeypatch.setenv("PATH", str(tmp_path))
+    digest = "toolchain.trtllm.digest=sha256:" + "0" * 64
+    code, _, err = run(capsys, "run", *local, "+executor.toolchains.engine=trtllm", digest)
+    assert 6 == code
+    assert "toolchain trtllm: docker is not on PATH" in err
+    assert [] == list((tmp_path / "store").glob("*/*/manifest.json"))
 
 
 def test_a_directory_that_is_no_configuration_is_said(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
