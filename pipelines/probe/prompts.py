@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 from pydantic import ConfigDict
 
 from pipelines.config import Strict, parse
+from pipelines.engine.chat import ChatTemplate
 from pipelines.errors import ConfigError, InputError
 
 if TYPE_CHECKING:
@@ -82,7 +83,7 @@ def load(path: Path, engine_dir: Path, *, requests: int, seed: int, sha256: str 
     template = ChatTemplate.of(engine_dir)
     prompts = []
     for number, item in enumerate(items):
-        text = item.text if item.text is not None else template.render(item.messages)
+        text = item.text if item.text is not None else _render(template, item.messages)
         ids = tokenizer.encode(text, add_special_tokens=item.text is not None).ids
         prompts.append(Prompt(item.id or str(number), tuple(ids)))
     return PromptSet(tuple(prompts), _opening_ids(tokenizer, requests, seed))
@@ -113,6 +114,13 @@ def _item(path: Path, number: int, line: bytes) -> Item:
     return item
 
 
+def _render(template: ChatTemplate | None, messages: Sequence[Message]) -> str:
+    """Messages as the model expects them; a model without a chat template gets their contents, by blank lines."""
+    if template is None:
+        return "\n\n".join(message.content for message in messages)
+    return template.render([message.model_dump() for message in messages])
+
+
 def _opening_ids(tokenizer: Tokenizer, requests: int, seed: int) -> tuple[int, ...]:
     """Draw distinct ordinary token ids: of the vocabulary, less special and added tokens."""
     added = tokenizer.get_added_tokens_decoder()
@@ -124,53 +132,3 @@ def _opening_ids(tokenizer: Tokenizer, requests: int, seed: int) -> tuple[int, .
         )
     random.Random(f"openings/{seed}").shuffle(ordinary)
     return tuple(ordinary[:requests])
-
-
-@dataclass(frozen=True, slots=True)
-class ChatTemplate:
-    """A model's chat template and the special tokens it may name. Without one, contents are joined by blank lines."""
-
-    source: str | None
-    bos_token: str
-    eos_token: str
-
-    @classmethod
-    def of(cls, engine_dir: Path) -> ChatTemplate:
-        """Read chat_template.jinja, or the template inside tokenizer_config.json."""
-        config_path, template_path = engine_dir / "tokenizer_config.json", engine_dir / "chat_template.jinja"
-        config = json.loads(config_path.read_text()) if config_path.is_file() else {}
-        source = template_path.read_text() if template_path.is_file() else config.get("chat_template")
-        return cls(source, _token_text(config.get("bos_token")), _token_text(config.get("eos_token")))
-
-    def render(self, messages: Sequence[Message]) -> str:
-        """Render messages as the model expects them, up to where its answer begins."""
-        if self.source is None:
-            return "\n\n".join(message.content for message in messages)
-        from jinja2 import TemplateError
-        from jinja2.sandbox import ImmutableSandboxedEnvironment
-
-        environment = ImmutableSandboxedEnvironment(
-            trim_blocks=True, lstrip_blocks=True, extensions=["jinja2.ext.loopcontrols"]
-        )
-        try:
-            return environment.from_string(self.source).render(
-                messages=[message.model_dump() for message in messages],
-                add_generation_prompt=True,
-                bos_token=self.bos_token,
-                eos_token=self.eos_token,
-                raise_exception=_refuse,
-            )
-        except TemplateError as error:
-            raise InputError(f"the chat template cannot render a prompt's messages: {error}") from None
-
-
-def _refuse(reason: str) -> None:
-    """What templates call when they cannot render messages."""
-    from jinja2 import TemplateError
-
-    raise TemplateError(reason)
-
-
-def _token_text(token: object) -> str:
-    """Return a special token's text: tokenizer_config.json holds it plain, or as an object with `content`."""
-    return str(token.get("content", "")) if isinstance(token, dict) else str(token or "")

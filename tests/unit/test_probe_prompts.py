@@ -16,11 +16,6 @@ from pipelines.probe import prompts
 
 from .probe_configs import write_tokenizer
 
-TEMPLATE = (
-    "{% for m in messages %}<{{ m['role'] }}>{{ m['content'] }}{% endfor %}"
-    "{% if add_generation_prompt %}<assistant>{% endif %}"
-)
-
 
 @pytest.fixture
 def engine(tmp_path: Path) -> Path:
@@ -40,32 +35,18 @@ def test_text_is_tokenized_by_the_engines_tokenizer(tmp_path: Path, engine: Path
     assert prompts.load(path, engine, requests=1, seed=0).prompts == (prompts.Prompt("0", (2, 3, 101)),)
 
 
-def test_messages_are_rendered_with_the_chat_template(engine: Path) -> None:
-    """Messages become what the model was trained on, up to where its answer begins."""
-    (engine / "chat_template.jinja").write_text(TEMPLATE)
-    said = [prompts.Message(role="user", content="hello")]
-    assert prompts.ChatTemplate.of(engine).render(said) == "<user>hello<assistant>"
+def test_no_template_joins_the_contents(tmp_path: Path, engine: Path) -> None:
+    """A base model without a chat template gets the messages' plain text: here two words, two tokens."""
+    said = [{"role": "system", "content": "w0"}, {"role": "user", "content": "w1"}]
+    path = write(tmp_path / "p.jsonl", {"messages": said})
+    assert prompts.load(path, engine, requests=1, seed=0).prompts == (prompts.Prompt("0", (2, 3)),)
 
 
-def test_template_inside_the_tokenizer_config(engine: Path) -> None:
-    """Older checkpoints keep the template, and special tokens as objects, in tokenizer_config.json."""
-    config = {"chat_template": "{{ bos_token }}" + TEMPLATE, "bos_token": {"content": "<s>"}}
-    (engine / "tokenizer_config.json").write_text(json.dumps(config))
-    said = [prompts.Message(role="user", content="hello")]
-    assert prompts.ChatTemplate.of(engine).render(said) == "<s><user>hello<assistant>"
-
-
-def test_template_that_refuses_a_role_is_one_clear_error(engine: Path) -> None:
-    """A template's own complaint reaches the user as an input error."""
-    (engine / "chat_template.jinja").write_text("{{ raise_exception('no system role') }}")
-    with pytest.raises(InputError, match="no system role"):
-        prompts.ChatTemplate.of(engine).render([prompts.Message(role="system", content="x")])
-
-
-def test_no_template_joins_the_contents(engine: Path) -> None:
-    """A base model without a chat template gets the messages' plain text."""
-    said = [prompts.Message(role="system", content="a"), prompts.Message(role="user", content="b")]
-    assert prompts.ChatTemplate.of(engine).render(said) == "a\n\nb"
+def test_messages_are_rendered_with_the_chat_template(tmp_path: Path, engine: Path) -> None:
+    """With a template the same messages become what the template makes of them."""
+    (engine / "chat_template.jinja").write_text("{% for m in messages %}{{ m['content'] }} w9 {% endfor %}")
+    path = write(tmp_path / "p.jsonl", {"messages": [{"role": "user", "content": "w0"}]})
+    assert prompts.load(path, engine, requests=1, seed=0).prompts == (prompts.Prompt("0", (2, 11)),)
 
 
 @given(prompt_count=st.integers(1, 4), requests=st.integers(1, 100), seed=st.integers())
