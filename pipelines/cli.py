@@ -198,7 +198,7 @@ def _verbs() -> dict[str, Verb]:
                        lazily("pipelines.verbs.doctor", "doctor"), True),
         "toolchain": Verb("list, make or check the interpreters that stages can run in",
                           lazily("pipelines.verbs.toolchain", "toolchain"), False, _toolchain),
-        "gc": Verb("remove what neither a recent decision nor one in the ledger reaches",
+        "gc": Verb("remove what no recent decision, ledger entry or registry alias reaches",
                    lazily(keeping, "gc"), True, _gc),
         "verify": Verb("hash every artifact again and name what differs", lazily(keeping, "verify"), True),
     }  # fmt: skip

@@ -16,7 +16,7 @@ from pipelines.errors import ConfigError, EvidenceError, Problem, closest
 from pipelines.flow.store import MANIFEST, Store, manifest, sha256_of, verify
 from pipelines.release.ledger import Change, Ledger
 from pipelines.track import versions
-from pipelines.track.connection import session
+from pipelines.track.connection import database, session
 from pipelines.track.report import read
 
 if TYPE_CHECKING:
@@ -134,6 +134,28 @@ def rollback(registry: Registry, *, actor: str, reason: str | None = None) -> Re
         )
         _transact(client, ledger, change)
     return Release(registry.model, change.version, change.champion_before, engine, actor, False, True, repaired)
+
+
+def aliased(tracking_uri: str, timeout_s: float = 10.0) -> set[str]:
+    """Names of the decisions and engines behind every alias of every model, whoever set it; empty before the first run.
+
+    Raises:
+        EnvironmentProblem: the registry is away, so nobody can say what it holds on to.
+    """
+    path = database(tracking_uri)
+    if path is not None and not path.exists():
+        return set()
+    found: set[str] = set()
+    with session(tracking_uri, timeout_s=timeout_s) as client:
+        token: str | None = None
+        while token is None or token:
+            page = client.search_registered_models(max_results=100, page_token=token)
+            for model in page:
+                for version in {str(v) for v in model.aliases.values()}:
+                    tags = client.get_model_version(model.name, version).tags
+                    found |= {tags[name] for name in ("decision_key", "engine_key") if name in tags}
+            token = page.token or ""
+    return found
 
 
 def repair(client: MlflowClient, ledger: Ledger) -> str:

@@ -9,6 +9,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 from pipelines import terminal
+from pipelines.assembly import absolute_uri
 from pipelines.campaign import CampaignConfig
 from pipelines.cli import Answer
 from pipelines.compose import compose
@@ -57,10 +58,14 @@ def verify(args: argparse.Namespace) -> Answer:
 
 def gc(args: argparse.Namespace) -> Answer:
     """Remove what neither a recent decision nor a registry alias reaches."""
-    paths = _config(args).paths
-    store = Store(Path(paths.store).resolve())
+    from pipelines.release import registry
+
+    config = _config(args)
+    store, ledger = Store(Path(config.paths.store).resolve()), Path(config.paths.ledger).resolve()
     everything = {p: manifest(p) for p in store.artifacts()}
-    kept = reachable(everything.values(), _roots(everything, Path(paths.ledger).resolve(), args.keep))
+    aliased = registry.aliased(absolute_uri(config.tracking.uri)) if everything else set()
+    roots = _roots(everything, ledger, args.keep) | {m.key for m in everything.values() if m.key[:16] in aliased}
+    kept = reachable(everything.values(), roots)
     doomed = [p for p, m in everything.items() if m.key not in kept]
     freed = sum(size for p in doomed for _, size in everything[p].files.values())
     for path in doomed:

@@ -311,6 +311,20 @@ def test_a_decision_of_promote_makes_its_winner_champion(world: World) -> None:
     assert first.version == ledger.champion("demo")
 
 
+def test_what_an_alias_stands_for_is_known_without_the_ledger(world: World) -> None:
+    """Champion, previous and an alias that a person set by hand all count; an absent database is not made by asking."""
+    assert set() == registry.aliased(f"sqlite:///{world.root}/elsewhere/mlflow.db")
+    assert not (world.root / "elsewhere").exists()
+    champions(world, "rtn_w4a16_g64", "gptq_w4a16_g64", "awq_w4a16_g64")
+    engines = {c.label: c.keys.get("engine") for c in decisions.decision().candidates}
+    decision = world.decided(decisions.decision()).name
+    wanted = {decision, engines["gptq_w4a16_g64"], engines["awq_w4a16_g64"]}
+    assert wanted == registry.aliased(world.uri)
+    with session(world.uri) as client:
+        client.set_registered_model_alias("demo", "canary", "1")
+    assert wanted | {engines["rtn_w4a16_g64"]} == registry.aliased(world.uri)
+
+
 @pytest.mark.parametrize("outcome", ["hold", "reject"])
 def test_any_other_decision_is_refused_unless_overridden_by_a_named_person(world: World, outcome: str) -> None:
     """The refusal gives the decision; the override's reason and actor are in the ledger."""
