@@ -17,7 +17,7 @@ from typing import ClassVar
 from pydantic import Field, model_validator
 
 from pipelines.config import Strict, find
-from pipelines.errors import InputError
+from pipelines.errors import InputError, closest
 from pipelines.evaluate import taskfile
 from pipelines.evaluate.card import Card, Family, ItemRules, read_card
 
@@ -121,6 +121,10 @@ def load(config: EvalsetConfig) -> Evalset:
     card, rules = read_card(directory / CARD, problems)
     task = taskfile.read(directory, problems)
     items = tuple(_items(directory / ITEMS, rules, task or {}, problems))
+    metrics = taskfile.metrics(task or {})
+    if card is not None and metrics and card.metric not in metrics:
+        known = closest(card.metric, metrics)
+        problems.append(f"{directory / CARD}: metric={card.metric!r}: not in the task's metric_list ({known})")
     if problems or card is None or task is None:
         more = [f"and {len(problems) - SHOWN} more problems"] if len(problems) > SHOWN else []
         raise InputError("\n".join([*problems[:SHOWN], *more]))

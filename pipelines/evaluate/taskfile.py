@@ -50,6 +50,13 @@ def read(directory: Path, problems: list[str]) -> dict[str, object] | None:
     return task
 
 
+def metrics(task: Mapping[str, object]) -> tuple[str, ...]:
+    """The names that a task's metric_list gives its scores; empty where it leaves them to its type."""
+    listed = task.get("metric_list")
+    entries = [entry for entry in listed if isinstance(entry, Mapping)] if isinstance(listed, list) else []
+    return tuple(str(entry["metric"]) for entry in entries if "metric" in entry)
+
+
 def code(task: Mapping[str, object]) -> Iterator[tuple[str, Path]]:
     """The installed modules whose functions a task names, with their source files."""
     for module in sorted({function.module for function in _functions(task)}):
