@@ -89,7 +89,7 @@ def test_every_problem_is_told_at_once_with_its_line(write: Write) -> None:
 
 
 def test_a_card_gates_a_metric_that_the_task_has(write: Write) -> None:
-    """A metric that no score will carry is told before anything is scored; a task that lists none is left to its type."""
+    """A metric that no score will carry is told before any scoring; a task that lists none is left to its type."""
     listed = TASK + "metric_list:\n  - {metric: acc_norm}\n  - {metric: f1}\n"
     (problem,) = problems_of(write(card={"metric": "acc_nrm"}, task=listed))
     assert "card.yaml: metric='acc_nrm': not in the task's metric_list (did you mean 'acc_norm'?" in problem
