@@ -174,7 +174,8 @@ class _Assembly:
 
     def built(self, label: str, engine: Engine, variant: Variant, quantized: Step, checked: Step) -> Step:
         row = engine.row
-        stage = Stage("engine", f"engine.{row.name}", row.version, row.build, row.config_type, row.packages)
+        name = f"engine.{row.name}"
+        stage = Stage("engine", name, row.version, row.build, row.config_type, row.packages, row.device_bound)
         inputs = {"variant": quantized, "reference": checked}
         size = self.weight_bytes(variant, other=4)
         batch, placed = self.building(quantized), engine.toolchain

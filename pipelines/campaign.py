@@ -346,7 +346,8 @@ def _pairing(variant: Variant, base: Inspected, workload: Workload, free: int) -
         "scheme": str(variant.scheme),
         **variant.row.promises(variant.config),
     }
-    return Pairing(known, base.linear_shapes, describe(), workload, free)
+    ignored = tuple(getattr(variant.config, "ignore", ()))
+    return Pairing(known, base.linear_shapes, describe(), workload, free, ignored)
 
 
 def _preflight(variant: Variant, engines: list[Engine], pairing: Pairing) -> list[Problem]:

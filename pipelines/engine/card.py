@@ -10,7 +10,11 @@ from pipelines.errors import InputError
 
 
 class EngineCard(Strict):
-    """Written by the target that built the engine; read by servers, scoring and probing."""
+    """Written by the target that built the engine; read by servers, scoring and probing.
+
+    max_length: tokens of a prompt with its answer; max_prompt: of a prompt alone, where that is less.
+    startup_timeout_s: how long its server may take to answer, where that is more than most need.
+    """
 
     target: str
     native: bool
@@ -20,6 +24,8 @@ class EngineCard(Strict):
     bos_token_id: int | None
     vocab_size: int
     model_id: str
+    max_prompt: int | None = None
+    startup_timeout_s: float | None = None
 
 
 def read_card(engine_dir: Path) -> EngineCard:

@@ -6,6 +6,7 @@ is tried again.
 
 from __future__ import annotations
 
+import json
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -13,6 +14,7 @@ from typing import Any
 
 import httpx
 
+from pipelines.engine import context_logits
 from pipelines.engine.capabilities import Capabilities
 from pipelines.errors import EndpointError
 
@@ -68,11 +70,13 @@ class Endpoint:
         Raises:
             EndpointError: the server cannot score, failed, or answered about other tokens than those sent.
         """
-        if not self.capabilities.prompt_logprobs:
+        if not self.capabilities.scores_prompts:
             raise EndpointError(f"{self.base_url}: this server gives no log-probabilities of prompts")
         if not prompts:
             return []
         sent = [list(prompt) for prompt in prompts]
+        if not self.capabilities.prompt_logprobs:
+            return [self._score_by_logits(ids) for ids in sent]
         first = [max(start, 1) for start in starts or [1] * len(sent)]
         body: Json = {"prompt": sent, "max_tokens": 0, "echo": True, "logprobs": 1, "temperature": 0}
         body |= {"logprob_start_len": first} if starts and self.capabilities.logprob_start else {}
@@ -114,7 +118,29 @@ class Endpoint:
             raise self._nonsense(f"{len(ids)} prompt tokens were sent, it counted {tokens_in}")
         return Completion(text, reason, tokens_in, tokens_out)
 
+    def _score_by_logits(self, ids: list[int]) -> TokenScore:
+        """One prompt a request: its logits are tokens times vocabulary numbers, as text."""
+        body = self._posted({"prompt": ids, **context_logits.REQUEST})
+        try:
+            _, logits = context_logits.read(body)
+            if logits is None:
+                raise ValueError("no context logits came")
+            logprobs, greedy = context_logits.score(ids, logits)
+        except ValueError as error:
+            raise self._nonsense(str(error)) from None
+        return TokenScore(tuple(ids), logprobs, greedy)
+
     def _post(self, body: Json) -> Json:
+        content = self._posted(body)
+        try:
+            answer = json.loads(content)
+        except ValueError:
+            raise self._nonsense(f"not JSON: {_brief(content.decode(errors='replace'))}") from None
+        if not isinstance(answer, dict):
+            raise self._nonsense(f"not an object: {_brief(answer)}")
+        return answer
+
+    def _posted(self, body: Json) -> bytes:
         url, sent = f"{self.base_url}/completions", {"model": self.model, **body}
         for _ in range(MAX_WAITS):
             try:
@@ -126,13 +152,7 @@ class Endpoint:
             time.sleep(_wait_s(response))
         if response.status_code != httpx.codes.OK:
             raise EndpointError(f"{url}: status {response.status_code}: {_message(response)}")
-        try:
-            answer = response.json()
-        except ValueError:
-            raise self._nonsense(f"not JSON: {_brief(response.text)}") from None
-        if not isinstance(answer, dict):
-            raise self._nonsense(f"not an object: {_brief(answer)}")
-        return answer
+        return response.content
 
     def _choices(self, answer: Json, count: int) -> list[Json]:
         """The choices in the order of the prompts, whatever order they came in."""

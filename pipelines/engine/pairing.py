@@ -38,7 +38,8 @@ class Pairing:
     facts: of the base (architecture, parameters, base_bytes, max_positions, vocab_size, hidden_size, layers, heads,
     kv_heads) and of the variant (quantizer, scheme, and what the quantizer promises of it, as quant_method); what is
     unknown is None or absent.
-    linear_shapes: (out_features, in_features) of each linear layer by module name.
+    linear_shapes: (out_features, in_features) of each linear layer by module name; `ignored` names, or matches with
+    re:, those that the variant leaves as they are.
     device: as `flow.device.describe` has it. free_bytes: on the disk that artifacts go to.
     """
 
@@ -47,6 +48,7 @@ class Pairing:
     device: Mapping[str, str] = field(default_factory=dict)
     workload: Workload = Workload()
     free_bytes: int | None = None
+    ignored: tuple[str, ...] = ()
 
     def number(self, fact: str) -> int | None:
         """A fact that is a whole number, None where it is unknown."""

@@ -28,6 +28,8 @@ class Target:
     """One kind of engine: `module` has its config and the functions build, preflight, redundant, serve, capabilities.
 
     Raise `version` when the code changes what is built; `packages` are the distributions whose versions do.
+    `toolchain` is where it is built and served unless a configuration says otherwise; a `device_bound` engine belongs
+    to the device it was built on.
     """
 
     name: str
@@ -36,6 +38,7 @@ class Target:
     config: str
     packages: tuple[str, ...]
     toolchain: str = "current"
+    device_bound: bool = False
 
     @property
     def config_type(self) -> str:
@@ -68,6 +71,8 @@ class Target:
         return found
 
 
+_TRTLLM = ("tensorrt_llm", "tensorrt", "torch", "transformers", "nvidia-modelopt")
+
 TARGETS: Mapping[str, Target] = {
     row.name: row
     for row in (
@@ -77,6 +82,24 @@ TARGETS: Mapping[str, Target] = {
             module="pipelines.engine.ort_genai",
             config="OrtGenaiConfig",
             packages=("onnxruntime-genai", "onnxruntime", "onnx", "onnx-ir", "torch", "transformers"),
+        ),
+        Target(
+            name="trtllm_engine",
+            version=1,
+            module="pipelines.engine.trtllm_engine",
+            config="TrtllmEngineConfig",
+            packages=_TRTLLM,
+            toolchain="trtllm",
+            device_bound=True,
+        ),
+        Target(
+            name="trtllm_pytorch",
+            version=1,
+            module="pipelines.engine.trtllm_pytorch",
+            config="TrtllmPytorchConfig",
+            packages=_TRTLLM,
+            toolchain="trtllm",
+            device_bound=True,
         ),
     )
 }

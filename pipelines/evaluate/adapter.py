@@ -59,6 +59,8 @@ class EndpointLM(TemplateLM):  # type: ignore[misc]
         self._engine = engine
         self._encoder = engine.tokenizer
         self._max_length = card.max_length
+        self._max_prompt = min(card.max_length, card.max_prompt or card.max_length)
+        self._window = card.max_length if card.max_prompt is None else card.max_prompt - 1  # lm-eval sends one more
         self._eos = card.eos_token_ids[0]
         self._prefix = self._eos if card.bos_token_id is None else card.bos_token_id
         self.traces: dict[str, Trace] = {}
@@ -95,6 +97,7 @@ class EndpointLM(TemplateLM):  # type: ignore[misc]
         """Score continuations, many prompts a call: choices share their context and items their instructions, and a
         server that computes a shared prefix once can only do so for what it sees together."""
         del disable_tqdm
+        self._require_scores()
         answers: list[tuple[float, bool]] = []
         for start in range(0, len(requests), TOGETHER):
             some = [self._prompt(request) for request in requests[start : start + TOGETHER]]
@@ -108,8 +111,8 @@ class EndpointLM(TemplateLM):  # type: ignore[misc]
         trace = self.traces.setdefault(item_of(request), Trace())
         context, continuation = self._pair(*request.args)
         ids = context + continuation
-        if len(ids) > self._max_length:
-            ids, trace.truncated = ids[-self._max_length :], True
+        if len(ids) > self._max_prompt:
+            ids, trace.truncated = ids[-self._max_prompt :], True
         trace.ids.append(ids)
         return ids, len(continuation)
 
@@ -124,6 +127,15 @@ class EndpointLM(TemplateLM):  # type: ignore[misc]
             )
         return left, right
 
+    def _require_scores(self) -> None:
+        """Say that this engine cannot be scored so, before a request is sent that would be answered about nothing."""
+        if not self._endpoint.capabilities.scores_prompts:
+            raise EvidenceError(
+                f"{self._engine.card.model_id} ({self._engine.card.target}) gives no log-probabilities of prompts, and "
+                "this eval set is scored by them; choose one that generates answers, or build the engine so that it "
+                "can score (`quantgate plan` names the setting)"
+            )
+
     def _loglikelihood_tokens(self, requests: Sequence[Any], **_: object) -> list[tuple[float, bool]]:
         prompts = [context + continuation for _, context, continuation in requests]
         counts = [len(continuation) for _, _, continuation in requests]
@@ -133,12 +145,13 @@ class EndpointLM(TemplateLM):  # type: ignore[misc]
     def loglikelihood_rolling(self, requests: list[Instance], disable_tqdm: bool = False) -> list[float]:
         """Sum the log-likelihood of whole texts, in windows that leave no token out."""
         del disable_tqdm
+        self._require_scores()
         sums = []
         for k, request in enumerate(requests):
             ids = self.tok_encode(request.args[0])
             pairs = [
                 make_disjoint_window(w)
-                for w in get_rolling_token_windows(ids, self._prefix, max_seq_len=self._max_length, context_len=1)
+                for w in get_rolling_token_windows(ids, self._prefix, max_seq_len=self._window, context_len=1)
             ]
             prompts = [context + continuation for context, continuation in pairs]
             trace = self.traces.setdefault(item_of(request), Trace())
@@ -166,7 +179,7 @@ class EndpointLM(TemplateLM):  # type: ignore[misc]
         max_new = int(options.get("max_gen_toks", DEFAULT_MAX_NEW))
         trace = self.traces.setdefault(item, Trace())
         ids = self.tok_encode(prompt)
-        room = self._max_length - max_new
+        room = min(self._max_length - max_new, self._max_prompt)
         if len(ids) > room:
             ids, trace.truncated = ids[-room:], True
         sample = bool(options.get("do_sample", False))

@@ -105,9 +105,14 @@ def _shared_prompts(config: ProbeConfig, engines: Sequence[Path]) -> prompts.Pro
 
 def _check_lengths(config: ProbeConfig, engine: Path, prompt_set: prompts.PromptSet) -> None:
     """Refuse prompts that an engine would cut or refuse."""
-    limit = json.loads((engine / "engine.json").read_text()).get("max_length")
+    card = json.loads((engine / "engine.json").read_text())
+    limit, most = card.get("max_length"), card.get("max_prompt")
     longest = max(prompt_set.prompts, key=lambda prompt: len(prompt.ids))
     needed = len(longest.ids) + 1 + config.max_tokens
+    if most is not None and len(longest.ids) + 1 > most:
+        raise InputError(
+            f"prompt {longest.id!r} takes {len(longest.ids) + 1} tokens; engine {engine.name} admits prompts of {most}"
+        )
     if limit is not None and needed > limit:
         raise InputError(
             f"prompt {longest.id!r} takes {len(longest.ids) + 1} tokens and probe.max_tokens={config.max_tokens} more, "

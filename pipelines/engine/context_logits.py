@@ -1,0 +1,71 @@
+"""Log-probabilities of a prompt from its context logits, for servers that give those and nothing better.
+
+Row i of the logits predicts token i + 1. TensorRT-LLM leaves rows out without a word when it reuses cached blocks, so
+anything but one row for every token is refused, never filled in. The numbers come as JSON, some 19 bytes each, tokens
+times vocabulary of them: they are cut out of the answer and read as one array.
+"""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    import numpy as np
+    from numpy.typing import NDArray
+
+FIELD = b'"context_logits"'
+REQUEST = {"max_tokens": 1, "return_context_logits": True, "temperature": 0}
+
+
+def read(body: bytes) -> tuple[dict[str, Any], NDArray[np.float64] | None]:
+    """Split an answer about one prompt into the rest and its logits [tokens, vocabulary], None where it has none.
+
+    Raises:
+        ValueError: not an answer with one table of numbers.
+    """
+    import numpy as np
+
+    at = body.find(FIELD)
+    start = at + len(FIELD) if at >= 0 else -1
+    table = body[start:].lstrip(b" :\n\t") if at >= 0 else b""
+    if not table.startswith(b"["):
+        return json.loads(body), None
+    end = table.find(b"]]") + 2
+    if not table.startswith(b"[[") or end < 2:
+        raise ValueError("context_logits is no table of numbers")
+    rest = body[: len(body) - len(table)] + b"null" + table[end:]
+    text = table[:end]
+    rows = text.count(b"[") - 1
+    numbers = np.fromstring(text.translate(None, b"[] \n\t").decode(), dtype=np.float64, sep=",")
+    if rows < 1 or numbers.size % rows:
+        raise ValueError(f"context_logits has {rows} rows of unequal length")
+    return json.loads(rest), numbers.reshape(rows, -1)
+
+
+def score(ids: Sequence[int], logits: NDArray[np.float64]) -> tuple[tuple[float | None, ...], tuple[bool | None, ...]]:
+    """Each token's log-probability and whether it was the most probable; the first has no context, so None.
+
+    Raises:
+        ValueError: rows are missing, a token lies outside the vocabulary, or numbers are not finite.
+    """
+    import numpy as np
+
+    if len(logits) != len(ids):
+        raise ValueError(
+            f"{len(ids)} prompt tokens were sent, context logits came for {len(logits)}: blocks of the cache were "
+            "reused, or the prompt was cut (kv_cache.enable_block_reuse must be false)"
+        )
+    if max(ids) >= logits.shape[1]:
+        raise ValueError(f"token {max(ids)} lies outside the {logits.shape[1]} words that logits came for")
+    ahead = logits[:-1]
+    if not bool(np.isfinite(ahead).all()):
+        raise ValueError("context logits are not all finite")
+    top = ahead.max(axis=1)
+    norm = np.log(np.exp(ahead - top[:, None]).sum(axis=1)) + top
+    chosen = ahead[np.arange(len(ahead)), np.asarray(ids[1:])]
+    logprobs = tuple(float(value) for value in chosen - norm)
+    greedy = tuple(bool(value) for value in chosen >= top)
+    return (None, *logprobs), (None, *greedy)
