@@ -9,7 +9,7 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from pipelines.errors import StageFailed
-from pipelines.quantize.packing import check_declared_format
+from pipelines.quantize.packing import cache_scales, check_declared_format
 from pipelines.quantize.scheme import matches
 from pipelines.quantize.shards import Shards, quantization_config
 
@@ -82,7 +82,8 @@ def check_names(variant: Path, checkpoint: Path, quantized: Iterable[str]) -> No
     layers = set(quantized)
     saved, base = set(Shards(variant)), set(Shards(checkpoint))
     kept = {name for name in base if name.rpartition(".")[0] not in layers or name.endswith(".bias")}
-    unknown = sorted(name for name in saved - kept if name.rpartition(".")[0] not in layers)
+    scales = set(cache_scales(saved, quantization_config(variant)))
+    unknown = sorted(name for name in saved - kept - scales if name.rpartition(".")[0] not in layers)
     head = f"{HEAD}.weight"
     missing = sorted(kept - saved - {head})
     if unknown == [head] and head not in base:
@@ -98,7 +99,8 @@ def check_scales(variant: Path) -> None:
     import numpy as np
 
     shards = Shards(variant)
-    bad = [n for n in shards if n.endswith(("_scale", ".scales")) and not bool(np.isfinite(shards[n]).all())]
+    ends = ("_scale", ".scales", "_scale_2")
+    bad = [n for n in shards if n.endswith(ends) and not bool(np.isfinite(shards[n]).all())]
     if bad:
         raise StageFailed(f"{variant}: {len(bad)} layers have scales that are not finite: {', '.join(bad[:5])}")
 

@@ -10,6 +10,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Any
 
 from pydantic import TypeAdapter
 
@@ -119,12 +120,14 @@ def account(variant: Path, checkpoint: Path, asked: Asked) -> dict[str, str | in
     config = quantization_config(variant)
     schemes = {name: scheme_of(quantized.shards, name, config) for name in quantized}
     _refuse_other_schemes(variant, schemes, linears, asked)
+    _refuse_unscaled_cache(variant, quantized.cache_scales, linears, config)
     layers = [
         _quantized(name, schemes[name], asked) if name in schemes else _kept(quantized.shards, name, asked)
         for name in linears
     ]
     write(variant, layers)
-    return {**saved_facts(variant), **summary(layers), **density(variant, checkpoint)}
+    cache = {"kv_cache": f"FP8, {len(quantized.cache_scales)} scales"} if config.get("kv_cache_scheme") else {}
+    return {**saved_facts(variant), **summary(layers), **density(variant, checkpoint), **cache}
 
 
 def unchanged(variant: Path, reason: str) -> dict[str, str | int | float]:
@@ -250,6 +253,23 @@ def _refuse_other_schemes(
             other.append(f"{name} in {found}, not {want}")
     if other:
         raise StageFailed(f"{variant}: {len(other)} layers were stored otherwise than asked: {_listed(other)}")
+
+
+def _refuse_unscaled_cache(
+    variant: Path, scales: Iterable[str], linears: Iterable[str], config: Mapping[str, Any]
+) -> None:
+    """A runtime takes 1 for a scale that is missing, and keys and values out of FP8's range are cut off."""
+    if not config.get("kv_cache_scheme"):
+        return
+    held = {name.replace(".k_proj.k_scale", ".k_scale").replace(".v_proj.v_scale", ".v_scale") for name in scales}
+    wanted = {
+        f"{name.rpartition('.')[0]}.{name[-6]}_scale" for name in linears if name.endswith((".k_proj", ".v_proj"))
+    }
+    lost = sorted(wanted - held)
+    if lost or not held:
+        raise StageFailed(
+            f"{variant}: declares an FP8 cache, but has no scale for it: {_listed(lost) or 'none at all'}"
+        )
 
 
 def _listed(names: list[str], most: int = 5) -> str:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from pipelines.errors import InputError, closest
@@ -38,6 +39,9 @@ def shape_of(shards: Shards, module: str) -> tuple[int, int]:
     if f"{module}.weight_shape" in shards:
         out, columns = (int(n) for n in shards[f"{module}.weight_shape"])
         return out, columns
+    if f"{module}.weight_packed" in shards:  # two 4-bit floats to a byte
+        out, columns = shards.shape(f"{module}.weight_packed")
+        return out, 2 * columns
     if f"{module}.weight" in shards:
         out, columns = shards.shape(f"{module}.weight")
         if shards.dtype(f"{module}.weight") == "U8":  # ModelOpt: two 4-bit floats along inputs, integers along outputs
@@ -55,14 +59,16 @@ def find_compressed(shards: Shards, config: Mapping[str, Any]) -> dict[str, Read
     found: dict[str, Reader] = {}
     for name in shards:
         module, _, part = name.rpartition(".")
-        if part == "weight_packed":
+        if part == "weight_packed" and shards.dtype(name) == "U8" and f"{module}.weight_scale" in shards:
+            found[module] = _read_compressed_fp4
+        elif part == "weight_packed":
             if f"{module}.weight_shape" not in shards or shards.dtype(name) != "I32":
                 formats = sorted({str(config.get("format"))} | {str(g.get("format")) for g in _groups(config)})
                 raise InputError(f"{name}: not pack-quantized (formats in config.json: {', '.join(formats)})")
             found[module] = _read_compressed
         elif part == "weight" and f"{module}.weight_scale" in shards:
             if shards.dtype(name) in FLOAT8:
-                found[module] = read_float8
+                found[module] = partial(read_float8, block=_block(config))
             elif shards.dtype(name) == "I8":
                 found[module] = read_int8
             else:
@@ -70,6 +76,13 @@ def find_compressed(shards: Shards, config: Mapping[str, Any]) -> dict[str, Read
                     f"{name}: has a weight_scale but dtype {shards.dtype(name)} (read: I8, F8_E4M3, F8_E5M2)"
                 )
     return found
+
+
+def _block(config: Mapping[str, Any]) -> tuple[int, int] | None:
+    """Rows and columns that share a scale, where config.json says so; the last block of a side may be cut."""
+    declared = [(group.get("weights") or {}).get("block_structure") for group in _groups(config)]
+    rows, columns = next((block for block in declared if block), (0, 0))
+    return (int(rows), int(columns)) if rows and columns else None
 
 
 def _groups(config: Mapping[str, Any]) -> list[Mapping[str, Any]]:
@@ -88,6 +101,18 @@ def _read_compressed(shards: Shards, module: str) -> Codes:
     return _codes(_unpack(packed, bits)[:, :columns], scales, zeros, bits, index)
 
 
+def _read_compressed_fp4(shards: Shards, module: str) -> Scaled:
+    """NVFP4 (FP8 scales, all over one divisor) and MXFP4 (bytes that are exponents of two, plus 127)."""
+    import numpy as np
+
+    stored = shards[f"{module}.weight_scale"]
+    if shards.dtype(f"{module}.weight_scale") == "U8":
+        scales = np.ldexp(np.float32(1), stored.astype(np.int32) - 127)
+    else:
+        scales = stored.astype(np.float32) / _floats(shards, f"{module}.weight_global_scale").reshape(1, 1)
+    return read_float4(shards[f"{module}.weight_packed"], scales)
+
+
 def read_int8(shards: Shards, module: str) -> Codes:
     """Signed bytes, a scale for each output or one for all; codes are the bytes plus 128."""
     import numpy as np
@@ -102,22 +127,19 @@ def read_int8(shards: Shards, module: str) -> Codes:
     return _codes(codes, scales, zeros, 8, None)
 
 
-def read_float8(shards: Shards, module: str) -> Scaled:
+def read_float8(shards: Shards, module: str, block: tuple[int, int] | None = None) -> Scaled:
     """8-bit floats with one scale, one for each output, or one for each block of rows and columns."""
     import numpy as np
 
     values = shards[f"{module}.weight"]
     scales = _floats(shards, f"{module}.weight_scale")
-    if scales.size == 1:
-        scales = scales.reshape(1, 1)
-    elif scales.size == values.shape[0]:
-        scales = scales.reshape(-1, 1)
-    elif scales.ndim == 2:  # blocks of rows and columns
-        rows, columns = (-(-n // m) for n, m in zip(values.shape, scales.shape, strict=True))
-        scales = np.repeat(np.repeat(scales, rows, axis=0), columns, axis=1)[: values.shape[0], : values.shape[1]]
-    else:
-        raise InputError(f"{module}.weight_scale: shape {scales.shape} fits no weight of shape {values.shape}")
-    return Scaled(values, scales)
+    if block and scales.shape == tuple(-(-n // side) for n, side in zip(values.shape, block, strict=True)):
+        spread = np.repeat(np.repeat(scales, block[0], axis=0), block[1], axis=1)
+        return Scaled(values, spread[: values.shape[0], : values.shape[1]])
+    if scales.size != 1 and scales.shape not in ((len(values),), (len(values), 1)):
+        said = f"blocks of {block[0]} x {block[1]}" if block else "config.json has no block_structure"
+        raise InputError(f"{module}.weight_scale: shape {scales.shape} fits no weight of shape {values.shape} ({said})")
+    return Scaled(values, scales.reshape(-1, 1))
 
 
 def find_gptq(shards: Shards, config: Mapping[str, Any]) -> dict[str, Reader]:
@@ -196,13 +218,17 @@ def _with_factor(reader: Reader) -> Reader:
 
 
 def _read_modelopt_int4(shards: Shards, module: str) -> Codes:
-    """Two's complement in four bits: a byte holds the codes of an even output (low) and of the odd one after it."""
+    codes = signed_nibbles(shards[f"{module}.weight"])
+    return _codes(codes, _floats(shards, f"{module}.weight_scale"), None, 4, None)
+
+
+def signed_nibbles(pairs: NDArray[np.uint8]) -> NDArray[np.uint8]:
+    """Codes of four bits in two's complement, plus 8: a byte has an even output's (low) and the next one's."""
     import numpy as np
 
-    pairs = shards[f"{module}.weight"]
     codes = np.empty((2 * pairs.shape[0], pairs.shape[1]), dtype=np.uint8)
     codes[0::2], codes[1::2] = pairs & 15, pairs >> 4
-    return _codes(codes ^ np.uint8(8), _floats(shards, f"{module}.weight_scale"), None, 4, None)
+    return codes ^ np.uint8(8)
 
 
 def _read_modelopt_fp4(shards: Shards, module: str) -> Scaled:

@@ -1,4 +1,4 @@
-"""What llm-compressor can be asked for: RTN, AWQ, GPTQ and FP8, with the library's own options and defaults.
+"""What llm-compressor can be asked for: RTN, AWQ, GPTQ, SmoothQuant, FP8 and FP4, with its own options and defaults.
 
 The work is in llmcompressor_run.py, which needs the library; this needs nothing.
 """
@@ -16,10 +16,15 @@ from pipelines.quantize.scheme import one_of, parse
 WEIGHT_ONLY = ("W[248]A16", "W[248]A16_ASYM", "W[248]A16_G*[0-9]", "W[248]A16_G*[0-9]_ASYM")
 INT8 = ("W8A8_INT8_DYNAMIC",)
 FP8 = ("W8A8_FP8_DYNAMIC", "W8A8_FP8_DYNAMIC_BLOCK128", "W8A8_FP8_STATIC", "W8A8_FP8_STATIC_TENSOR")
-RTN_SCHEMES = (*WEIGHT_ONLY, *INT8)
-AWQ_SCHEMES = WEIGHT_ONLY
-GPTQ_SCHEMES = (*WEIGHT_ONLY, *INT8)
-FP8_SCHEMES = FP8
+FP4 = ("W4A16_NVFP4", "W4A4_NVFP4", "W4A16_MXFP4", "W4A4_MXFP4")
+CACHE = "*_KVFP8"
+"""Each scheme also with keys and values in FP8, one scale for each layer's keys and one for its values, calibrated."""
+RTN_SCHEMES = (*WEIGHT_ONLY, *INT8, CACHE)
+AWQ_SCHEMES = (*WEIGHT_ONLY, CACHE)
+GPTQ_SCHEMES = (*WEIGHT_ONLY, *INT8, CACHE)
+SMOOTHQUANT_SCHEMES = (*INT8, CACHE)
+FP8_SCHEMES = (*FP8, CACHE)
+FP4_SCHEMES = (*FP4, CACHE)
 
 Observer = Literal["memoryless_minmax", "static_minmax", "minmax", "memoryless_mse", "mse", "imatrix_mse"]
 HeadScheme = Annotated[str, AfterValidator(one_of(WEIGHT_ONLY))]
@@ -65,6 +70,14 @@ class Fp8Options(Strict):
     calibrate: SequentialOptions = Field(default=SequentialOptions(), description="used by static schemes")
 
 
+class Fp4Options(Strict):
+    """4-bit floats (E2M1). W4A4_NVFP4 needs a calibration set, for the range within which activations are scaled."""
+
+    weight_observer: Observer = Field(default="memoryless_minmax", description="how a scale is found from the weights")
+    input_observer: Observer = Field(default="static_minmax", description="W4A4_NVFP4: the range of activations")
+    calibrate: SequentialOptions = Field(default=SequentialOptions(), description="used by W4A4_NVFP4 and by caches")
+
+
 class AwqMapping(Strict):
     """A layer whose outputs are scaled down, and those that take them and are scaled up."""
 
@@ -94,8 +107,8 @@ class AwqOptions(Strict):
     calibrate: SequentialOptions = SequentialOptions()
 
 
-class GptqOptions(Strict):
-    """GPTQ (arXiv 2210.17323)."""
+class Columns(Strict):
+    """How GPTQ goes through the columns of a layer."""
 
     block_size: int = Field(default=128, ge=1, description="columns updated in one pass")
     dampening_frac: float | None = Field(
@@ -109,7 +122,36 @@ class GptqOptions(Strict):
         default="auto",
         description="layers of one shape quantized at once: auto by memory, a number, or null for one by one",
     )
+
+
+class GptqOptions(Columns):
+    """GPTQ (arXiv 2210.17323)."""
+
     weight_observer: Observer = Field(default="memoryless_minmax", description="how a group's scale is found")
+    calibrate: SequentialOptions = SequentialOptions()
+
+
+class SmoothMapping(Strict):
+    """A norm or layer whose outputs are made smaller where they are large, and the layers that make up for it."""
+
+    smooth_layer: str = Field(description="re: pattern of the norm or linear layer before")
+    balance_layers: tuple[str, ...] = Field(description="re: patterns of the linear layers that read its output")
+
+
+class SmoothQuantOptions(Strict):
+    """SmoothQuant (arXiv 2211.10438), then GPTQ, as the library's own INT8 recipe has it (with a strength of 0.8)."""
+
+    smoothing_strength: float = Field(
+        default=0.5, ge=0, le=1, description="how much of activations' range moves into the weights"
+    )
+    algorithm: Literal["smoothquant", "log_equalization"] = Field(
+        default="smoothquant", description="log_equalization (arXiv 2308.15987) looks at activations alone"
+    )
+    mappings: tuple[SmoothMapping, ...] | None = Field(
+        default=None, description="null: the library's own for the architecture"
+    )
+    gptq: Columns | None = Field(default=Columns(), description="null: weights are rounded to nearest")
+    weight_observer: Observer = Field(default="memoryless_minmax", description="how a scale is found after smoothing")
     calibrate: SequentialOptions = SequentialOptions()
 
 
@@ -155,6 +197,14 @@ class GptqConfig(Shared):
     options: GptqOptions = GptqOptions()
 
 
+class SmoothQuantConfig(Shared):
+    """Move activations' outliers into the weights, then quantize both to 8-bit integers."""
+
+    quantizer: Literal["llmcompressor_smoothquant"] = "llmcompressor_smoothquant"
+    scheme: Annotated[str, AfterValidator(one_of(SMOOTHQUANT_SCHEMES))]
+    options: SmoothQuantOptions = SmoothQuantOptions()
+
+
 class Fp8Config(Shared):
     """Eight-bit floats for weights and activations."""
 
@@ -163,16 +213,24 @@ class Fp8Config(Shared):
     options: Fp8Options = Fp8Options()
 
 
-LlmCompressorConfig = RtnConfig | AwqConfig | GptqConfig | Fp8Config
+class Fp4Config(Shared):
+    """Four-bit floats in small groups with 8-bit scales."""
+
+    quantizer: Literal["llmcompressor_fp4"] = "llmcompressor_fp4"
+    scheme: Annotated[str, AfterValidator(one_of(FP4_SCHEMES))]
+    options: Fp4Options = Fp4Options()
+
+
+LlmCompressorConfig = RtnConfig | AwqConfig | GptqConfig | SmoothQuantConfig | Fp8Config | Fp4Config
 
 
 def needs_calibration(config: LlmCompressorConfig) -> bool:
-    """Whether a calibration set is read: AWQ and GPTQ always, others with static activations or an imatrix."""
-    if isinstance(config, AwqConfig | GptqConfig):
+    """Whether a calibration set is read: by methods that look at activations, and for every scale that is fixed."""
+    if isinstance(config, AwqConfig | GptqConfig | SmoothQuantConfig):
         return True
     scheme = parse(config.scheme)
-    static = scheme.activation_bits is not None and not scheme.dynamic
-    return static or config.options.weight_observer == "imatrix_mse"
+    fixed = scheme.activation_bits is not None and (not scheme.dynamic or scheme.fp4 == "NVFP4")
+    return fixed or scheme.kv is not None or config.options.weight_observer == "imatrix_mse"
 
 
 def promises(config: LlmCompressorConfig) -> dict[str, Fact]:

@@ -56,17 +56,18 @@ def narrow(model: PreTrainedModel, dtype: torch.dtype) -> None:
     """Pack the quantized weights, then store what is left in the base's dtype.
 
     Packing comes first: a weight is its code times its scale, and rounding the product could move the code. Scales
-    were rounded to this dtype while quantizing (`scale_dtype`), so casting them here loses nothing.
+    were rounded to this dtype while quantizing (`scale_dtype`), so casting them here loses nothing. The scale that
+    NVFP4 has for a whole tensor is a float32 number in any checkpoint.
     """
     import torch
     from compressed_tensors import ModelCompressor
 
     for module in model.modules():
         scheme = getattr(module, "quantization_scheme", None)
-        if scheme is not None and scheme.weights is not None:
+        if scheme is not None and scheme.weights is not None and scheme.weights.scale_dtype == dtype:
             scheme.weights.scale_dtype = None  # said only while quantizing; readers take the stored dtype
     ModelCompressor.from_pretrained_model(model).compress_model(model, skip_compressed=True)
-    for tensor in [*model.parameters(), *model.buffers()]:
-        if tensor.dtype == torch.float32:
+    for name, tensor in [*model.named_parameters(), *model.named_buffers()]:
+        if tensor.dtype == torch.float32 and not name.endswith("_global_scale"):
             tensor.data = tensor.data.to(dtype)
     model.config.dtype = dtype

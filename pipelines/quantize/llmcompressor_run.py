@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -17,13 +18,16 @@ from pipelines.quantize.coverage import Asked, account, expected
 from pipelines.quantize.failures import library_failures
 from pipelines.quantize.llmcompressor import (
     AwqConfig,
+    Fp4Config,
     Fp8Config,
     GptqConfig,
     LlmCompressorConfig,
     SequentialOptions,
+    SmoothQuantConfig,
     needs_calibration,
 )
 from pipelines.quantize.llmcompressor_cpu import FLOAT32, computes_in_float32, memory_pinning, narrow
+from pipelines.quantize.llmcompressor_told import Told, awq, gptq, gptq_told
 from pipelines.quantize.scheme import Scheme, parse
 
 if TYPE_CHECKING:
@@ -32,6 +36,9 @@ if TYPE_CHECKING:
     from torch.nn import Module
     from torch.utils.data import DataLoader
     from transformers import PreTrainedModel
+
+_NOT_PASSED_ON = ("sequential_targets", "data_collator", "batch_size", "num_calibration_samples")
+_CACHE = {"num_bits": 8, "type": "float", "strategy": "tensor", "dynamic": False, "symmetric": True}
 
 
 def run(
@@ -50,8 +57,9 @@ def run(
     asked = Asked(config.scheme, config.targets, tuple(_ignored(config)), config.head or "")
     expected(checkpoint, asked)
     samples = calibration_set.load(calibration) if calibration is not None and needs_calibration(config) else []
+    told = Told()
     with without_unused():
-        adaptations = _quantize(config, samples, checkpoint, out)
+        adaptations = _quantize(config, samples, checkpoint, out, told)
     carry_over(checkpoint, out)
     return {
         "scheme": config.scheme + (f", head {config.head}" if config.head else ""),
@@ -59,11 +67,13 @@ def run(
         "library": "llmcompressor",
         "library_version": _version(),
         "adaptations": "; ".join(adaptations),
-        **account(out, checkpoint, asked),
+        **account(out, checkpoint, replace(asked, errors=told.errors, notes=told.notes)),
     }
 
 
-def _quantize(config: LlmCompressorConfig, samples: Sequence[Sequence[int]], checkpoint: Path, out: Path) -> list[str]:
+def _quantize(
+    config: LlmCompressorConfig, samples: Sequence[Sequence[int]], checkpoint: Path, out: Path, told: Told
+) -> list[str]:
     """Quantize and save; give what had to be adapted."""
     import torch
     from llmcompressor import reset_session
@@ -76,7 +86,7 @@ def _quantize(config: LlmCompressorConfig, samples: Sequence[Sequence[int]], che
     pinning: AbstractContextManager[str] = memory_pinning() if isinstance(config, AwqConfig) else nullcontext("")
     try:
         with library_failures("llm-compressor", checkpoint.name), pinning as adapted, _layers_reported(model):
-            _oneshot(model, config, samples, checkpoint, stored if widened else None)
+            _oneshot(model, config, samples, checkpoint, stored if widened else None, told)
             progress.report(0, 1, "saving")
             if widened:
                 narrow(model, stored)
@@ -94,46 +104,58 @@ def _oneshot(
     samples: Sequence[Sequence[int]],
     checkpoint: Path,
     scale_dtype: torch.dtype | None,
+    told: Told,
 ) -> None:
     from llmcompressor import oneshot
     from transformers import AutoTokenizer
 
     options = config.options.calibrate
     shown = samples[: options.num_calibration_samples]
-    oneshot(
-        model=model,
-        processor=AutoTokenizer.from_pretrained(checkpoint),
-        recipe=_recipe(config, scale_dtype),
-        dataset=_batches(shown, options) if shown else None,
-        num_calibration_samples=len(shown),
-        shuffle_calibration_samples=False,
-        tie_word_embeddings=config.head is None,
-        sequential_targets=list(options.sequential_targets) if options.sequential_targets else None,
-        **options.model_dump(exclude={"sequential_targets", "data_collator", "batch_size", "num_calibration_samples"}),
-    )
+    with gptq_told(told, {module: name for name, module in model.named_modules()}):
+        oneshot(
+            model=model,
+            processor=AutoTokenizer.from_pretrained(checkpoint),
+            recipe=_recipe(config, scale_dtype, told),
+            dataset=_batches(shown, options) if shown else None,
+            num_calibration_samples=len(shown),
+            shuffle_calibration_samples=False,
+            tie_word_embeddings=config.head is None,
+            sequential_targets=list(options.sequential_targets) if options.sequential_targets else None,
+            **options.model_dump(exclude=set(_NOT_PASSED_ON)),
+        )
 
 
-def _recipe(config: LlmCompressorConfig, scale_dtype: torch.dtype | None) -> list[Any]:
-    from llmcompressor.modifiers.gptq import GPTQModifier
+def _recipe(config: LlmCompressorConfig, scale_dtype: torch.dtype | None, told: Told) -> list[Any]:
+    """What the library is to do, in order."""
     from llmcompressor.modifiers.quantization import QuantizationModifier
+    from llmcompressor.modifiers.transform.smoothquant import SmoothQuantModifier
 
-    options = config.options
-    shared = {
+    options, scheme = config.options, parse(config.scheme)
+    shared: dict[str, Any] = {
         "config_groups": _groups(config, scale_dtype),
         "ignore": _ignored(config),
         "weight_observer": options.weight_observer,
+        "kv_cache_scheme": dict(_CACHE) if scheme.kv else None,
     }
     if isinstance(config, GptqConfig):
-        return [GPTQModifier(**shared, **options.model_dump(exclude={"weight_observer", "calibrate"}))]
-    if isinstance(config, Fp8Config) and not parse(config.scheme).dynamic:
+        return [gptq(told, shared | config.options.model_dump(exclude={"weight_observer", "calibrate"}))]
+    if isinstance(config, AwqConfig):
+        return [awq(told, _awq(config)), QuantizationModifier(**shared)]
+    if isinstance(config, SmoothQuantConfig):
+        columns = config.options.gptq
+        smooth = SmoothQuantModifier(**_smoothing(config))
+        return [
+            smooth,
+            QuantizationModifier(**shared) if columns is None else gptq(told, shared | columns.model_dump()),
+        ]
+    if isinstance(config, Fp8Config | Fp4Config) and (not scheme.dynamic or scheme.fp4 == "NVFP4"):
         shared["input_observer"] = config.options.input_observer
-    quantize = QuantizationModifier(**shared)
-    return [_awq(config), quantize] if isinstance(config, AwqConfig) else [quantize]
+    return [QuantizationModifier(**shared)]
 
 
-def _awq(config: AwqConfig) -> Any:
+def _awq(config: AwqConfig) -> dict[str, Any]:
     import torch
-    from llmcompressor.modifiers.transform.awq import AWQMapping, AWQModifier
+    from llmcompressor.modifiers.transform.awq import AWQMapping
 
     options = config.options
     chosen: dict[str, Any] = {"n_grid": options.n_grid, "duo_scaling": options.duo_scaling}
@@ -143,7 +165,15 @@ def _awq(config: AwqConfig) -> Any:
         ]
     if options.offload_device != "auto":
         chosen["offload_device"] = None if options.offload_device is None else torch.device(options.offload_device)
-    return AWQModifier(**chosen)
+    return chosen
+
+
+def _smoothing(config: SmoothQuantConfig) -> dict[str, Any]:
+    options = config.options
+    chosen: dict[str, Any] = {"smoothing_strength": options.smoothing_strength, "algorithm": options.algorithm}
+    if options.mappings is not None:
+        chosen["mappings"] = [[list(m.balance_layers), m.smooth_layer] for m in options.mappings]
+    return chosen
 
 
 def _groups(config: LlmCompressorConfig, scale_dtype: torch.dtype | None) -> dict[str, dict[str, Any]]:
@@ -160,6 +190,8 @@ def _ignored(config: LlmCompressorConfig) -> list[str]:
 
 def _arguments(scheme: Scheme, scale_dtype: torch.dtype | None) -> dict[str, Any]:
     """A scheme in the library's terms."""
+    if scheme.fp4:
+        return _fp4_arguments(scheme)
     weights: dict[str, Any] = {
         "num_bits": scheme.weight_bits,
         "type": scheme.weight_type,
@@ -184,6 +216,27 @@ def _arguments(scheme: Scheme, scale_dtype: torch.dtype | None) -> dict[str, Any
     if scheme.granularity == "block":
         inputs |= {"strategy": "group", "group_size": scheme.group_size}
     return {"weights": weights, "input_activations": inputs}
+
+
+def _fp4_arguments(scheme: Scheme) -> dict[str, Any]:
+    """4-bit floats; their scales are stored as the format has them, whatever the model is computed in."""
+    import torch
+
+    nvidia = scheme.fp4 == "NVFP4"
+    dtype = torch.float8_e4m3fn if nvidia else torch.uint8
+    both: dict[str, Any] = {
+        "num_bits": 4,
+        "type": "float",
+        "strategy": "tensor_group" if nvidia else "group",
+        "group_size": scheme.group_size,
+        "symmetric": True,
+        "scale_dtype": dtype,
+        "zp_dtype": dtype,
+    }
+    weights = {"weights": both | {"dynamic": False}}
+    if scheme.activation_bits is None:
+        return weights
+    return weights | {"input_activations": both | {"dynamic": "local" if nvidia else True}}
 
 
 def _batches(samples: Sequence[Sequence[int]], options: SequentialOptions) -> DataLoader[dict[str, Tensor]]:

@@ -5,8 +5,9 @@ Read with numpy alone, so it can contradict the libraries that wrote the files. 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from pathlib import Path
+from typing import Any
 
 from pipelines.errors import InputError, StageFailed, closest
 from pipelines.quantize.codes import Codes, Quantized, Scaled, dequantize
@@ -37,8 +38,9 @@ __all__ = [
 class QuantizedModules(Mapping[str, Quantized]):
     """The quantized linear layers of a checkpoint by module name ("model.layers.0.mlp.up_proj")."""
 
-    def __init__(self, shards: Shards, readers: Mapping[str, Reader]) -> None:
+    def __init__(self, shards: Shards, readers: Mapping[str, Reader], cache_scales: Collection[str] = ()) -> None:
         self.shards = shards
+        self.cache_scales = frozenset(cache_scales)
         self._readers = readers
 
     def __getitem__(self, module: str) -> Quantized:
@@ -55,9 +57,9 @@ class QuantizedModules(Mapping[str, Quantized]):
         return shape_of(self.shards, module)
 
     def owns(self, tensor: str) -> bool:
-        """Whether a tensor of the checkpoint is part of a quantized weight (its bias is not)."""
+        """Whether a tensor of the checkpoint is part of a quantized weight (its bias is not) or scales a cache."""
         module, _, part = tensor.rpartition(".")
-        return module in self._readers and part != "bias"
+        return (module in self._readers and part != "bias") or tensor in self.cache_scales
 
 
 def open_quantized(variant: Path) -> QuantizedModules:
@@ -74,7 +76,14 @@ def open_quantized(variant: Path) -> QuantizedModules:
     finders = {"compressed-tensors": find_compressed, "gptq": find_gptq, "awq": find_awq, "modelopt": find_modelopt}
     if method not in finders:
         raise InputError(f"{variant}/config.json: quant_method {method!r} cannot be read ({closest(method, finders)})")
-    return QuantizedModules(shards, finders[method](shards, config))
+    return QuantizedModules(shards, finders[method](shards, config), cache_scales(shards, config))
+
+
+def cache_scales(shards: Iterable[str], config: Mapping[str, Any]) -> list[str]:
+    """The tensors by which a checkpoint scales cached keys and values, where its config declares such a cache."""
+    if not config.get("kv_cache_scheme"):
+        return []
+    return [name for name in shards if name.rpartition(".")[2] in ("k_scale", "v_scale")]
 
 
 def read_codes(variant: Path) -> dict[str, Codes]:

@@ -6,6 +6,7 @@ unknown method, a wrong declaration, or one key too many or too few is a failure
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
@@ -58,8 +59,25 @@ def load(variant: Path, dtype: str = "float32") -> LoadedModel:
     except LOADING_ERRORS as error:
         raise StageFailed(f"{variant}: transformers cannot load it ({type(error).__name__}: {error})") from error
     _refuse_leftovers(variant, info)
-    method = quantization_config(variant).get("quant_method", "unquantized")
-    return LoadedModel(model.eval(), f"transformers {transformers.__version__} {dtype}, {method}")
+    config = quantization_config(variant)
+    unpacked = _unpack_float4(model, config, getattr(torch, dtype))
+    method = config.get("quant_method", "unquantized")
+    return LoadedModel(model.eval(), f"transformers {transformers.__version__} {dtype}, {method}{unpacked}")
+
+
+def _unpack_float4(model: PreTrainedModel, config: Mapping[str, Any], dtype: torch.dtype) -> str:
+    """Unpack 4-bit floats now: on the first call they would become bfloat16 whatever dtype the model is in."""
+    import torch
+
+    groups = (config.get("config_groups") or {}).values()
+    weights = [group.get("weights") or {} for group in groups]
+    if not any((w.get("num_bits"), w.get("type")) == (4, "float") for w in weights):
+        return ""
+    model.hf_quantizer.compressor.decompress_model(model=model)
+    for tensor in model.parameters():
+        if tensor.dtype == torch.bfloat16:
+            tensor.data = tensor.data.to(dtype)
+    return ", weights unpacked to bfloat16"
 
 
 def dense(variant: Path) -> dict[str, torch.Tensor]:

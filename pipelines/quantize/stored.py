@@ -78,7 +78,8 @@ def _weights(shards: Shards, module: str, config: Mapping[str, Any]) -> Scheme:
     if len(scales) == 2 and scales[1] > 1:
         if scales[0] == out:
             return _grouped(8, kind, columns, scales[1], symmetric=symmetric)
-        return Scheme(8, kind, "block", -(-columns // scales[1]), symmetric=symmetric)
+        declared = (group_of(config, module).get("weights") or {}).get("block_structure") or (0, 0)
+        return Scheme(8, kind, "block", int(declared[1]) or -(-columns // scales[1]), symmetric=symmetric)
     return Scheme(8, kind, symmetric=symmetric)
 
 

@@ -135,9 +135,19 @@ def test_a_config_that_says_other_bits_is_refused(made: Make) -> None:
 def test_activations_and_cache_come_from_the_config(made: Make) -> None:
     """Tensors say nothing of what happens while running; config.json does."""
     inputs = {"num_bits": 8, "type": "int", "dynamic": True, "strategy": "token"}
-    variant = made(variant_tensors(), {**GROUP, "input_activations": inputs}, kv_cache_scheme={"num_bits": 8})
+    scales = {f"m.layers.0.{part}_scale": np.ones(1, np.float32) for part in "kv"}
+    group = {**GROUP, "input_activations": inputs}
+    variant = made(variant_tensors() | scales, group, kv_cache_scheme={"num_bits": 8})
     found = account(variant, base_of(variant), Asked("", ignore=ASKED.ignore))
     assert "W4A8_INT8_DYNAMIC_G8_KVFP8 x 2" == found["layer_schemes"]
+    assert "FP8, 2 scales" == found["kv_cache"]
+
+
+def test_a_cache_format_without_scales_is_refused(made: Make) -> None:
+    """A runtime would take 1 for each scale and cut keys and values off."""
+    variant = made(variant_tensors(), kv_cache_scheme={"num_bits": 8})
+    with pytest.raises(StageFailed, match="declares an FP8 cache, but has no scale for it"):
+        account(variant, base_of(variant), Asked("", ignore=ASKED.ignore))
 
 
 def test_an_ignore_entry_that_names_nothing_is_an_error(made: Make) -> None:

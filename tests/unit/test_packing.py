@@ -190,6 +190,65 @@ def test_float8_weights_are_values_times_scales(tmp_path: Path) -> None:
 MODELOPT = {"quant_method": "modelopt"}
 
 
+E2M1 = [0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0]
+"""The magnitudes of a 4-bit float, by its lower three bits (OCP Microscaling Formats 1.0); the fourth is the sign."""
+
+
+def test_compressed_nvfp4_scales_are_divided_by_the_one_of_the_tensor(tmp_path: Path) -> None:
+    """The first of two weights lies low in a byte; 0x38 is 1.0 in E4M3, so 1.0 / 4 times each E2M1 value."""
+    pairs = np.tile(np.arange(0, 16, 2, dtype=np.uint8) | (np.arange(1, 16, 2, dtype=np.uint8) << 4), (2, 1))
+    tensors = {
+        f"{MODULE}.weight_packed": pairs,
+        f"{MODULE}.weight_scale": np.array([[0x38], [0x40]], np.uint8),
+        f"{MODULE}.weight_global_scale": np.array([4], np.float32),
+    }
+    config = {"quant_method": "compressed-tensors", "format": "nvfp4-pack-quantized"}
+    held = open_quantized(write(tmp_path, tensors, config, weight_scale="F8_E4M3"))
+    values = np.array([*E2M1, *(-v for v in E2M1)], np.float32)
+    np.testing.assert_array_equal(np.stack([values / 4, values / 2]), dequantize(held[MODULE]))
+    assert (2, 16) == held.shape(MODULE)
+
+
+def test_compressed_mxfp4_scales_are_powers_of_two(tmp_path: Path) -> None:
+    """A scale byte is an exponent plus 127: 126 halves, 129 is times four."""
+    tensors = {
+        f"{MODULE}.weight_packed": np.full((1, 32), 0x7A, np.uint8),
+        f"{MODULE}.weight_scale": np.array([[126, 129]], np.uint8),
+    }
+    config = {"quant_method": "compressed-tensors", "format": "mxfp4-pack-quantized"}
+    read = dequantize(open_quantized(write(tmp_path, tensors, config))[MODULE])
+    np.testing.assert_array_equal([-0.5, 3.0, -4.0, 24.0], read[0, [0, 1, 32, 33]])
+
+
+def test_blocks_that_are_cut_at_the_edge_keep_their_size(tmp_path: Path) -> None:
+    """In blocks of 4 x 4 a 6 x 10 weight has 2 x 3 scales; the last ones cover what is left, not an equal share."""
+    scales = np.array([[1, 2, 4], [8, 16, 32]], np.float32)
+    tensors = {f"{MODULE}.weight": np.full((6, 10), 0x38, np.uint8), f"{MODULE}.weight_scale": scales}
+    groups = {"g": {"targets": ["Linear"], "weights": {"num_bits": 8, "type": "float", "block_structure": [4, 4]}}}
+    config = {"quant_method": "compressed-tensors", "config_groups": groups}
+    read = dequantize(open_quantized(write(tmp_path, tensors, config, weight="F8_E4M3"))[MODULE])
+    np.testing.assert_array_equal([1, 1, 1, 1, 2, 2, 2, 2, 4, 4], read[3])
+    np.testing.assert_array_equal([8, 8, 8, 8, 16, 16, 16, 16, 32, 32], read[4])
+
+
+def test_block_scales_without_a_block_size_are_refused(tmp_path: Path) -> None:
+    """Where config.json does not say how large blocks are, dividing would be a guess."""
+    tensors = {f"{MODULE}.weight": np.zeros((6, 10), np.uint8), f"{MODULE}.weight_scale": np.ones((2, 3), np.float32)}
+    held = open_quantized(write(tmp_path, tensors, {"quant_method": "compressed-tensors"}, weight="F8_E4M3"))
+    with pytest.raises(InputError, match="has no block_structure"):
+        held[MODULE]
+
+
+def test_cache_scales_belong_to_the_scheme_where_it_is_declared(tmp_path: Path) -> None:
+    """The scales of cached keys and values are no parameters of the model; undeclared they are unknown tensors."""
+    scale = "model.layers.0.self_attn.k_scale"
+    tensors = {scale: np.ones(1, np.float32), "model.norm.weight": np.ones(4, np.float32)}
+    declared: dict[str, object] = {"quant_method": "compressed-tensors"}
+    assert not open_quantized(write(tmp_path, tensors, declared)).owns(scale)
+    held = open_quantized(write(tmp_path, tensors, declared | {"kv_cache_scheme": {"num_bits": 8}}))
+    assert (True, False) == (held.owns(scale), held.owns("model.norm.weight"))
+
+
 def test_modelopt_packs_signed_codes_of_two_outputs_into_a_byte(tmp_path: Path) -> None:
     """The byte 0x8f holds -1 for the even output, in its low half, and -8 for the odd one; 0x70 holds 0 and 7."""
     tensors = {
