@@ -61,7 +61,7 @@ def _always(config: object) -> bool:
 def _llmcompressor(name: str, config: str, schemes: tuple[str, ...], summary: str) -> Quantizer:
     return Quantizer(
         name=f"llmcompressor_{name}",
-        version=1,
+        version=2,
         summary=summary,
         config_type=f"pipelines.quantize.llmcompressor:{config}",
         function="pipelines.quantize.llmcompressor_run:run",
@@ -75,7 +75,7 @@ def _llmcompressor(name: str, config: str, schemes: tuple[str, ...], summary: st
 _ROWS = (
     Quantizer(
         name="baseline",
-        version=1,
+        version=2,
         summary="the base as it is, for comparison",
         config_type="pipelines.quantize.baseline:BaselineConfig",
         function="pipelines.quantize.baseline:run",
@@ -87,10 +87,17 @@ _ROWS = (
     _llmcompressor("rtn", "RtnConfig", llmcompressor.RTN_SCHEMES, "round to nearest: the control others must beat"),
     _llmcompressor("awq", "AwqConfig", llmcompressor.AWQ_SCHEMES, "activation-aware scales, then round to nearest"),
     _llmcompressor("gptq", "GptqConfig", llmcompressor.GPTQ_SCHEMES, "rounding errors corrected column by column"),
+    _llmcompressor(
+        "smoothquant",
+        "SmoothQuantConfig",
+        llmcompressor.SMOOTHQUANT_SCHEMES,
+        "outliers of activations moved into the weights, then both in 8-bit integers",
+    ),
     _llmcompressor("fp8", "Fp8Config", llmcompressor.FP8_SCHEMES, "8-bit floats for weights and activations"),
+    _llmcompressor("fp4", "Fp4Config", llmcompressor.FP4_SCHEMES, "4-bit floats in small groups: NVFP4 and MXFP4"),
     Quantizer(
         name="gptqmodel_gptq",
-        version=1,
+        version=2,
         summary="GPTQ in the classic format that most runtimes read",
         config_type="pipelines.quantize.gptqmodel:GptqModelConfig",
         function="pipelines.quantize.gptqmodel_run:run",
