@@ -28,6 +28,7 @@ from pipelines.intake.checkpoint import CheckpointConfig, Inspected, inspect
 from pipelines.intake.digests import DigestCache, text_sha256
 from pipelines.probe.config import ProbeConfig
 from pipelines.quantize import scheme as schemes
+from pipelines.quantize.coverage import naming_problems
 from pipelines.quantize.table import QUANTIZERS, Quantizer
 from pipelines.workload import foresee
 
@@ -173,6 +174,7 @@ def open_campaign(data: Mapping[str, Any]) -> Campaign:
     problems += gate_problems(config.gate, config.evalset, [p.name for p in config.probe.profiles])
     if base is not None:
         problems += _misfits(variants, base)
+        problems += _namings(variants, base)
         problems += _refusals(variants, base)
         workload = _workload(config, evalsets, base, cache, problems)
         free = free_bytes(Path(config.paths.store).resolve())
@@ -307,6 +309,22 @@ def _misfits(variants: list[Variant], base: Inspected) -> list[Problem]:
             first[kind] = schemes.misfit_problems(key, kind[0], base.linear_shapes, kind[1])
         found += [Problem(key, p.value, p.message, p.allowed) for p in first[kind]]
     return found
+
+
+def _namings(variants: list[Variant], base: Inspected) -> list[Problem]:
+    """Entries of ignore and target lists that name no layer of the base."""
+    return [
+        problem
+        for variant in variants
+        if variant.scheme.quantized
+        for problem in naming_problems(
+            f"variant.{variant.name}.",
+            getattr(variant.config, "targets", ()),
+            getattr(variant.config, "ignore", ()),
+            base.linear_shapes,
+            base.fused_experts,
+        )
+    ]
 
 
 def _refusals(variants: list[Variant], base: Inspected) -> list[Problem]:

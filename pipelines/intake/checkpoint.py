@@ -54,7 +54,10 @@ class ImportConfig(Strict):
 
 @dataclass(frozen=True, slots=True)
 class Inspected:
-    """What can be known of a checkpoint without loading its weights."""
+    """What can be known of a checkpoint without loading its weights.
+
+    `fused_experts` are tensors that hold the matrices of all experts of a layer, so that none is a linear layer.
+    """
 
     config: ImportConfig
     architecture: str
@@ -68,6 +71,7 @@ class Inspected:
     max_positions: int
     heads: int = 0
     kv_heads: int = 0
+    fused_experts: tuple[str, ...] = ()
 
 
 def inspect(config: CheckpointConfig, cache: DigestCache) -> Inspected:
@@ -200,6 +204,7 @@ def _inspect_directory(path: Path, config: CheckpointConfig, cache: DigestCache)
         int(model.get("max_position_embeddings") or 0),
         int(model.get("num_attention_heads") or 0),
         int(model.get("num_key_value_heads") or model.get("num_attention_heads") or 0),
+        tuple(name for name, t in tensors.items() if len(t.shape) > 2 and "experts" in name),
     )
 
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -85,17 +85,32 @@ def unmatched(entries: Iterable[str], modules: Iterable[str], key: str) -> list[
     ]
 
 
+def naming_problems(
+    key: str, targets: Iterable[str], ignore: Iterable[str], linears: Iterable[str], fused: Sequence[str]
+) -> list[Problem]:
+    """What is wrong with a variant's lists of layers: entries that name nothing, experts that no entry names.
+
+    Experts stored as one tensor are no linear layers to any quantizer here, so they would stay as they are in silence.
+    """
+    known, skipped = [*linears, *fused], tuple(ignore)
+    found = [*unmatched(skipped, known, f"{key}ignore"), *unmatched(targets, known, f"{key}targets")]
+    silent = [name for name in fused if not matches(name, skipped)]
+    if silent:
+        message = f"{len(silent)} tensors hold all experts of a layer and would not be quantized: {_listed(silent)}"
+        found.append(Problem(f"{key}ignore", list(skipped), message, "name them in `ignore` if that is meant"))
+    return found
+
+
 def expected(checkpoint: Path, asked: Asked) -> list[str]:
     """The layers that must come out quantized; asked for before the work begins.
 
     Raises:
-        InputError: an entry of `ignore` or `targets` names nothing, or nothing is left to quantize.
+        InputError: an entry of `ignore` or `targets` names nothing, experts would be passed over, or nothing is left.
     """
     linears = linear_shapes(checkpoint)
-    known = [*linears, *fused_experts(checkpoint)]
-    lost = [*unmatched(asked.ignore, known, "ignore"), *unmatched(asked.targets, known, "targets")]
-    if lost:
-        raise InputError("; ".join(map(str, lost)))
+    wrong = naming_problems("", asked.targets, asked.ignore, linears, fused_experts(checkpoint))
+    if wrong:
+        raise InputError("; ".join(map(str, wrong)))
     found = [name for name in targeted(linears, asked.targets, asked.ignore) if name not in asked.exempt]
     if asked.head and HEAD not in found:
         found.append(HEAD)
@@ -115,7 +130,6 @@ def account(variant: Path, checkpoint: Path, asked: Asked) -> dict[str, str | in
     linears = linear_shapes(checkpoint)
     quantized = open_quantized(variant)
     _refuse_wrong_ones(variant, set(quantized), wanted)
-    _refuse_fused(checkpoint, asked)
     check_saved(variant, checkpoint, quantized)
     config = quantization_config(variant)
     schemes = {name: scheme_of(quantized.shards, name, config) for name in quantized}
@@ -229,16 +243,6 @@ def _refuse_wrong_ones(variant: Path, quantized: set[str], wanted: Iterable[str]
     against = sorted(quantized - set(asked))
     if against:
         raise StageFailed(f"{variant}: {len(against)} layers were quantized unasked: {_listed(against)}")
-
-
-def _refuse_fused(checkpoint: Path, asked: Asked) -> None:
-    """Experts stored as one tensor are no linear layers to any quantizer here, so they would stay as they are."""
-    fused = [name for name in fused_experts(checkpoint) if not matches(name, asked.ignore)]
-    if fused:
-        raise StageFailed(
-            f"{checkpoint}: {len(fused)} tensors hold all experts of a layer and were not quantized: {_listed(fused)}; "
-            "name them in the variant's `ignore` if that is meant"
-        )
 
 
 def _refuse_other_schemes(

@@ -95,6 +95,19 @@ def test_problems_of_all_parts_are_told_at_once(opened: Open) -> None:
     assert any("did you mean 'baseline'" in p for p in found)
 
 
+def test_an_ignore_entry_that_names_nothing_is_told(opened: Open) -> None:
+    """A typo in a pattern is a problem of its variant, with the closest names, before anything runs."""
+    (found,) = problems(opened, "variant.gptq_w4a16_g64.ignore=[lm_head,model.layers.0.mlp.down_prj]")
+    assert found.startswith("variant.gptq_w4a16_g64.ignore='model.layers.0.mlp.down_prj': names no linear layer")
+    assert "did you mean 'model.layers.0.mlp.down_proj'" in found
+
+
+def test_a_block_that_does_not_fit_names_its_layers(opened: Open) -> None:
+    """FP8 in blocks of 128 needs both sides of a layer to be multiples of 128; 576 is none."""
+    (found,) = problems(opened, "variant.fp8_dynamic.scheme=W8A8_FP8_BLOCK128")
+    assert "128 does not divide both sides of 4 layers: model.layers.{0}.mlp.down_proj (4)" in found
+
+
 def test_a_broken_eval_set_is_told_with_its_line(opened: Open, tmp_path: Path) -> None:
     """The file and line of a broken item reach the user."""
     copy = tmp_path / "mine"
