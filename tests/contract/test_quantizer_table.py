@@ -20,7 +20,10 @@ from pipelines.quantize.scheme import parse, supported
 from pipelines.quantize.table import QUANTIZERS, Quantizer
 
 ROWS = list(QUANTIZERS.values())
-EXAMPLES = ["W4A16_G64", "W4A16_G64_ASYM", "W8A16_G64", "W8A8_FP8_DYNAMIC", "W8A8_FP8_STATIC_TENSOR", "W8A8_INT8"]
+EXAMPLES = [
+    "W4A16_G64", "W4A16_G64_ASYM", "W8A16_G64", "W8A8_FP8_DYNAMIC", "W8A8_FP8_STATIC_TENSOR", "W8A8_INT8",
+    "W4A4_NVFP4", "W4A16_MXFP4", "W8A8_FP8_DYNAMIC_KVFP8",
+]  # fmt: skip
 VARIANTS = sorted((CONF_DIR / "variant").glob("*.yaml"))
 CALIBRATIONS = sorted((CONF_DIR / "calibration").glob("*.yaml"))
 
@@ -104,6 +107,12 @@ def test_equal_schemes_have_equal_keys() -> None:
         ("llmcompressor_gptq", "W4A16_G64", True),
         ("llmcompressor_fp8", "W8A8_FP8_DYNAMIC", False),
         ("llmcompressor_fp8", "W8A8_FP8_STATIC_TENSOR", True),
+        ("llmcompressor_fp8", "W8A8_FP8_DYNAMIC_KVFP8", True),
+        ("llmcompressor_rtn", "W4A16_G64_KVFP8", True),
+        ("llmcompressor_smoothquant", "W8A8_INT8", True),
+        ("llmcompressor_fp4", "W4A4_NVFP4", True),
+        ("llmcompressor_fp4", "W4A16_NVFP4", False),
+        ("llmcompressor_fp4", "W4A4_MXFP4", False),
         ("gptqmodel_gptq", "W4A16_G64", True),
     ],
 )
