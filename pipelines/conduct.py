@@ -18,6 +18,7 @@ from pipelines.flow.inspection import hindrances
 from pipelines.flow.plan import Plan, plan
 from pipelines.flow.stage import Step
 from pipelines.flow.store import Store, manifest
+from pipelines.flow.toolchain import carried
 
 Until = Literal["score", "probe", "decide", "run"]
 Watching = Callable[[Plan], AbstractContextManager[Watch]]
@@ -119,6 +120,7 @@ def environment(campaign: Campaign) -> dict[str, str]:
     threads = str(campaign.threads)
     env = {"OMP_NUM_THREADS": threads, "QUANTGATE_THREADS": threads}
     offline = {"HF_HUB_OFFLINE": "1", "HF_DATASETS_OFFLINE": "1", "TRANSFORMERS_OFFLINE": "1"}
+    env |= carried({e.toolchain.name: e.toolchain for e in campaign.engines}.values())
     return env | (offline if campaign.config.executor.offline else {})
 
 

@@ -22,6 +22,7 @@ from pipelines.engine.card import EngineCard, read_card
 from pipelines.engine.endpoint import Endpoint
 from pipelines.engine.table import target
 from pipelines.errors import EndpointError, EnvironmentProblem
+from pipelines.flow.launch import Launch, serving
 
 HOST = "127.0.0.1"
 PORT_TRIES = 3
@@ -61,7 +62,12 @@ def serve(
         path = log or Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="quantgate-"))) / "server.log"
         out = stack.enter_context(path.open("ab"))
         for attempt in range(PORT_TRIES):
-            process, port, began = _start(engine_dir, card, threads, out)
+            port = _free_port()
+            argv, extra = target(card.target).serve(engine_dir, port, threads)
+            started = stack.enter_context(serving(engine_dir, argv, extra))
+            stack.callback(started.tidy)
+            began = time.monotonic()
+            process = _start(started, out)
             stack.callback(_stop, process)
             try:
                 _wait(process, port, card, path, began + startup_timeout_s)
@@ -73,19 +79,14 @@ def serve(
         ready_s = time.monotonic() - began
         endpoint = Endpoint(f"http://{HOST}:{port}/v1", card.model_id, target(card.target).capabilities(engine_dir))
         stack.callback(endpoint.close)
-        yield Served(endpoint, process.pid, ready_s)
+        yield Served(endpoint, started.pid() or process.pid, ready_s)
 
 
-def _start(
-    engine_dir: Path, card: EngineCard, threads: int, out: IO[bytes]
-) -> tuple[subprocess.Popen[bytes], int, float]:
-    port = _free_port()
-    argv, extra = target(card.target).serve(engine_dir, port, threads)
-    began = time.monotonic()
+def _start(started: Launch, out: IO[bytes]) -> subprocess.Popen[bytes]:
     try:
-        process = subprocess.Popen(
-            argv,
-            env={**os.environ, **extra},
+        return subprocess.Popen(
+            started.argv,
+            env=started.env,
             stdin=subprocess.DEVNULL,
             stdout=out,
             stderr=subprocess.STDOUT,
@@ -93,8 +94,7 @@ def _start(
             preexec_fn=_die_with_parent(),
         )
     except OSError as error:
-        raise EndpointError(f"{argv[0]}: cannot be started: {error.strerror}") from None
-    return process, port, began
+        raise EndpointError(f"{started.argv[0]}: cannot be started: {error.strerror}") from None
 
 
 def _free_port() -> int:

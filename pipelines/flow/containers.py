@@ -48,10 +48,20 @@ def reference(spec: ContainerConfig) -> str:
 
 
 def run_argv(
-    spec: ContainerConfig, name: str, mounts: Iterable[Mount], env: Mapping[str, str], command: list[str]
+    spec: ContainerConfig,
+    name: str,
+    mounts: Iterable[Mount],
+    env: Mapping[str, str],
+    command: list[str],
+    *,
+    init: bool = True,
 ) -> list[str]:
-    """The whole command line that runs `command` in a container which is gone when it ends."""
-    argv = [spec.runtime, "run", "--rm", "--init", "--name", name, "--pull", "never", "--network", spec.network]
+    """The whole command line that runs `command` in a container which is gone when it ends.
+
+    Without `init` the command itself is the container's first process, whose group can be watched from outside.
+    """
+    argv = [spec.runtime, "run", "--rm", *(["--init"] if init else []), "--name", name, "--pull", "never"]
+    argv += ["--network", spec.network]
     argv += ["--ipc", spec.ipc, *(word for limit in spec.ulimits for word in ("--ulimit", limit))]
     argv += [*_gpus(spec), *_user(spec), "--workdir", f"{STORE}/.tmp"]
     argv += [word for mount in mounts for word in ("--mount", str(mount))]
@@ -147,6 +157,12 @@ def pull(toolchain: Toolchain, spec: ContainerConfig) -> None:
     if done.returncode:
         said = (done.stderr.strip().splitlines() or ["it said nothing"])[-1]
         raise EnvironmentProblem(f"toolchain {toolchain.name}: {' '.join(argv)} failed: {said}")
+
+
+def main_pid(runtime: str, name: str) -> int | None:
+    """A container's first process as this machine numbers it, None where the runtime does not say."""
+    said = (_ask([runtime, "inspect", "--format", "{{.State.Pid}}", name]) or "").strip()
+    return int(said) if said.isdigit() and said != "0" else None
 
 
 def remove(runtime: str, name: str) -> None:

@@ -6,6 +6,8 @@ What makes one is in venvs.py and containers.py, how a stage is started in it in
 from __future__ import annotations
 
 import functools
+import json
+import os
 import sys
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
@@ -16,7 +18,7 @@ from typing import Any, Literal
 from pydantic import Field
 
 from pipelines.config import Strict, find, parse
-from pipelines.errors import ConfigError, Problem, closest
+from pipelines.errors import ConfigError, EnvironmentProblem, Problem, closest
 from pipelines.flow import lockfile
 
 
@@ -110,6 +112,32 @@ class Toolchain:
 
 
 CURRENT = Toolchain("current")
+CARRIED = "QUANTGATE_TOOLCHAINS"  # tells a stage how engines of other toolchains are served
+
+
+def carried(known: Iterable[Toolchain]) -> dict[str, str]:
+    """The environment that tells a stage of toolchains that are not the current one."""
+    told = {
+        t.name: {"spec": t.spec.model_dump(mode="json"), "home": str(t.home), "pinned": dict(t.pinned)}
+        for t in known
+        if t != CURRENT
+    }
+    return {CARRIED: json.dumps(told, sort_keys=True)} if told else {}
+
+
+def told_of(name: str) -> Toolchain:
+    """A toolchain that this stage was told of, by name.
+
+    Raises:
+        EnvironmentProblem: it was not.
+    """
+    told = json.loads(os.environ.get(CARRIED, "{}"))
+    if name == CURRENT.name:
+        return CURRENT
+    if name not in told:
+        raise EnvironmentProblem(f"toolchain {name}: not configured here, and an engine was made in it; add it")
+    one = told[name]
+    return Toolchain(name, parse(_KINDS[one["spec"]["kind"]], one["spec"]), Path(one["home"]), one["pinned"])
 
 
 def toolchains(given: Mapping[str, Mapping[str, Any]], home: Path, problems: list[Problem]) -> dict[str, Toolchain]:

@@ -22,11 +22,11 @@ from pipelines.engine.table import TARGETS
 from pipelines.errors import Problem
 from pipelines.flow import venvs
 from pipelines.flow.executor import Event, Outcome, execute
-from pipelines.flow.launch import PACKAGE, launch, package_path
+from pipelines.flow.launch import PACKAGE, launch, package_path, serving
 from pipelines.flow.plan import plan
 from pipelines.flow.stage import Stage, Step
 from pipelines.flow.store import Manifest, Store, hash_tree, manifest
-from pipelines.flow.toolchain import Toolchain, VenvConfig, toolchains
+from pipelines.flow.toolchain import Toolchain, VenvConfig, carried, toolchains
 from pipelines.quantize.baseline import BaselineConfig
 from pipelines.quantize.table import QUANTIZERS
 from tests import fake_docker
@@ -327,7 +327,57 @@ def test_a_missing_image_is_fetched_by_its_digest(docker: Path, store: Store, tm
     assert ("preparing", f"toolchain vendor: fetching vendor/engine@{DIGEST}") == (events[-3].what, events[-3].text)
 
 
-HANG = Stage("variant", "hang", 1, "time:sleep", "pipelines.quantize.baseline:BaselineConfig")
+# Engines' servers
+
+
+def engine(store: Store, runs_in: Toolchain, key: str = "e" * 64) -> Path:
+    """An engine artifact as a toolchain made it."""
+    with store.staging("engine", key) as out:
+        (out / "hello").write_text("hello from inside")
+        record = Manifest(
+            kind="engine", stage="engine", version=1, key=key, config={}, inputs={}, facts={}, files=hash_tree(out),
+            toolchain=runs_in.versions([]), device=None, started="2026-11-01T00:00:00+00:00", seconds=0.0, peak_rss=0,
+        )  # fmt: skip
+        return store.commit(out, record)
+
+
+def test_an_engine_is_served_in_the_container_that_made_it(
+    docker: Path, store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On this machine's network so that loopback reaches it, everything read-only, paths as they are inside; the stage
+    knows the toolchain from its environment, and the container is removed by name."""
+    vendor = container()
+    monkeypatch.setenv(*next(iter(carried([vendor, Toolchain("current")]).items())))
+    where = engine(store, vendor)
+    with serving(where, ["cat", f"{where}/hello"], {"CARD": f"{where}/card.json"}) as started:
+        done = subprocess.run(started.argv, env=started.env, capture_output=True, text=True, check=True)
+        started.tidy()
+    assert "hello from inside" == done.stdout
+    *_, argv, last = fake_docker.calls(docker)
+    options, image, words = fake_docker.parsed(argv)
+    inside = f"/quantgate/store/engine/{where.name}"
+    assert (["host"], f"vendor/engine@{DIGEST}", [f"{inside}/hello"]) == (options["--network"], image, words)
+    assert f"CARD={inside}/card.json" in options["--env"]
+    assert [] == [m for m in options["--mount"] if not m.endswith(",readonly")]
+    assert ["rm", "--force", options["--name"][0]] == last
+
+
+def test_an_engine_is_served_in_the_environment_that_made_it(
+    bare: Toolchain, store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A program's name is looked up among the environment's own programs first."""
+    monkeypatch.setenv(*next(iter(carried([bare]).items())))
+    where = engine(store, bare)
+    with serving(where, ["python", "-c", "import sys; print(sys.prefix)"], {}) as started:
+        done = subprocess.run(started.argv, env=started.env, capture_output=True, text=True, check=True)
+    assert str(venvs.venv(bare, bare.spec).path) == done.stdout.strip()  # type: ignore[arg-type]
+
+
+def test_an_engine_of_a_toolchain_that_is_not_configured_is_not_served(store: Store) -> None:
+    """The toolchain is named."""
+    where = engine(store, container())
+    with pytest.raises(venvs.EnvironmentProblem, match="toolchain vendor: not configured here"), serving(where, [], {}):
+        pass
 
 
 @pytest.fixture
