@@ -111,5 +111,5 @@ def saved_facts(variant: Path) -> dict[str, str | int]:
     return {
         "size_bytes": sum(p.stat().st_size for p in variant.rglob("*") if p.is_file()),
         "quant_method": str(config.get("quant_method", "")),
-        "format": str(config.get("checkpoint_format") or config.get("format") or ""),
+        "format": str(config.get("checkpoint_format") or config.get("format") or config.get("version") or ""),
     }

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from pipelines.errors import Problem
 from pipelines.flow.store import Fact
-from pipelines.quantize import gptqmodel, llmcompressor
+from pipelines.quantize import autoawq, autogptq, gptqmodel, llmcompressor, modelopt
 
 if TYPE_CHECKING:
     from pipelines.intake.checkpoint import Inspected
@@ -72,6 +72,21 @@ def _llmcompressor(name: str, config: str, schemes: tuple[str, ...], summary: st
     )
 
 
+def _modelopt(name: str, config: str, schemes: tuple[str, ...], summary: str) -> Quantizer:
+    return Quantizer(
+        name=f"modelopt_{name}",
+        version=1,
+        summary=summary,
+        config_type=f"pipelines.quantize.modelopt:{config}",
+        function="pipelines.quantize.modelopt_run:run",
+        packages=("nvidia-modelopt", "transformers", "torch"),
+        schemes=schemes,
+        needs_calibration=modelopt.needs_calibration,
+        promises=modelopt.promises,
+        preflight=modelopt.preflight,
+    )
+
+
 _ROWS = (
     Quantizer(
         name="baseline",
@@ -105,6 +120,41 @@ _ROWS = (
         schemes=gptqmodel.SCHEMES,
         needs_calibration=_always,
         promises=gptqmodel.promises,
+    ),
+    Quantizer(
+        name="autoawq",
+        version=1,
+        summary="AWQ by the archived library whose layout most runtimes read",
+        config_type="pipelines.quantize.autoawq:AutoAwqConfig",
+        function="pipelines.quantize.autoawq_run:run",
+        packages=("autoawq", "transformers", "torch"),
+        schemes=autoawq.SCHEMES,
+        needs_calibration=_always,
+        promises=autoawq.promises,
+        preflight=autoawq.preflight,
+        toolchain="legacy",
+    ),
+    Quantizer(
+        name="autogptq",
+        version=1,
+        summary="GPTQ by the archived library that gave the classic format its name",
+        config_type="pipelines.quantize.autogptq:AutoGptqConfig",
+        function="pipelines.quantize.autogptq_run:run",
+        packages=("auto_gptq", "transformers", "torch"),
+        schemes=autogptq.SCHEMES,
+        needs_calibration=_always,
+        promises=autogptq.promises,
+        preflight=autogptq.preflight,
+        toolchain="legacy",
+    ),
+    _modelopt("awq", "ModelOptAwqConfig", modelopt.AWQ_SCHEMES, "AWQ in the layout that TensorRT-LLM reads"),
+    _modelopt("fp8", "ModelOptFp8Config", modelopt.FP8_SCHEMES, "8-bit floats as TensorRT-LLM reads them"),
+    _modelopt("nvfp4", "ModelOptNvfp4Config", modelopt.NVFP4_SCHEMES, "4-bit floats for Blackwell's tensor cores"),
+    _modelopt(
+        "smoothquant",
+        "ModelOptSmoothQuantConfig",
+        modelopt.SMOOTHQUANT_SCHEMES,
+        "8-bit integers for TensorRT-LLM's engines",
     ),
 )
 

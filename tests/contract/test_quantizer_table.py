@@ -114,6 +114,8 @@ def test_equal_schemes_have_equal_keys() -> None:
         ("llmcompressor_fp4", "W4A16_NVFP4", False),
         ("llmcompressor_fp4", "W4A4_MXFP4", False),
         ("gptqmodel_gptq", "W4A16_G64", True),
+        ("autoawq", "W4A16_G64_ASYM", True),
+        ("autogptq", "W4A16_G64", True),
     ],
 )
 def test_who_needs_a_calibration_set(quantizer: str, scheme: str, needed: bool) -> None:

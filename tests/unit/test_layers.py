@@ -25,7 +25,8 @@ ALLOWED = {("decide", "probe"): {"pipelines.probe.latency"}, ("release", "track"
 VENDORS = {
     "torch", "transformers", "onnx", "onnxruntime", "onnxruntime_genai", "onnx_ir", "llmcompressor",
     "compressed_tensors", "gptqmodel", "lm_eval", "datasets", "mlflow", "pandas", "matplotlib", "huggingface_hub",
-    "gguf", "optimum",
+    "gguf", "optimum", "awq", "auto_gptq",
+    "mobius", "tensorrt_rtx",
 }  # fmt: skip
 ONLY_IN = {"mlflow": {"track", "release"}}
 # Only a stage's process imports these, from inside a function; they may open their vendor at once.

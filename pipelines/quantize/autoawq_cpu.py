@@ -1,0 +1,59 @@
+"""What AutoAWQ needs where there is no accelerator; with one, nothing here happens.
+
+The adaptation is small, made only for releases it was tested with, and named in the variant's facts.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from importlib.metadata import version
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from torch import Tensor
+    from torch.nn import Module
+
+TESTED = ("0.2.9",)
+"""Releases that back weights up with `.cpu()`, which on a CPU is the weights themselves, and then scale in place."""
+COPIED = "autoawq: weights are copied before scales are tried on them, as its backup is no copy on a CPU"
+FLOAT32 = "autoawq: computed in float32, as there is no accelerator; stored as the base is"
+
+
+@contextmanager
+def copied_backup() -> Iterator[str]:
+    """On a CPU, give the search for scales a backup of the weights that is a copy.
+
+    Without it every scale tried is left in the weights, and what is saved is noise.
+
+    Yields:
+        What was adapted, "" where nothing was.
+    """
+    from awq.quantize.quantizer import AwqQuantizer
+    from awq.utils.utils import get_best_device
+
+    if get_best_device() != "cpu" or version("autoawq") not in TESTED:
+        yield ""
+        return
+    search = AwqQuantizer._compute_best_scale
+
+    def on_a_copy(
+        quantizer: Any, x: Tensor, w_mean: Tensor, x_mean: Tensor, module: Module, *more: Any, **named: Any
+    ) -> Tensor:
+        held = module.state_dict
+
+        def copied() -> dict[str, Tensor]:
+            return {name: tensor.clone() for name, tensor in held().items()}
+
+        module.state_dict = copied  # type: ignore[assignment]
+        try:
+            found: Tensor = search(quantizer, x, w_mean, x_mean, module, *more, **named)
+            return found
+        finally:
+            del module.state_dict
+
+    AwqQuantizer._compute_best_scale = on_a_copy
+    try:
+        yield COPIED
+    finally:
+        AwqQuantizer._compute_best_scale = search
