@@ -4,10 +4,10 @@ BIN := .venv/bin
 # pip keeps its own counsel about where packages come from; nothing here names an index.
 PIP := $(BIN)/pip install --quiet --disable-pip-version-check
 
-.PHONY: help install model demo demo-quick test test-fast lint lock ui clean
+.PHONY: help install model demo demo-quick test e2e test-fast lint lock ui clean
 
 help:            ## show this
-	@grep -E '^[a-z-]+: .*##' $(MAKEFILE_LIST) | sed -E 's/: [^#]*##/\t/' | expand -t 14
+	@grep -E '^[a-z0-9-]+: .*##' $(MAKEFILE_LIST) | sed -E 's/: [^#]*##/\t/' | expand -t 14
 
 install: .venv/.installed  ## make .venv with everything pinned
 
@@ -31,6 +31,10 @@ demo-quick: install model  ## the same with two variants and a few items
 
 test: install model        ## all tests that need no GPU
 	$(BIN)/python -m pytest
+
+e2e: install model         ## every real run, long ones and those in other toolchains too (makes `legacy`, 1.6 GB)
+	$(BIN)/quantgate toolchain sync legacy
+	$(BIN)/python -m pytest -m "e2e or long" tests/e2e
 
 test-fast: install         ## unit and contract tests only
 	$(BIN)/python -m pytest tests/unit tests/contract
