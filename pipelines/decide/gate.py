@@ -141,10 +141,9 @@ def resolution(
     Assumes `expected_flips`, no loss, and inside clusters the prior correlation of `stats.PRIOR_ICC`.
     """
     effect = 1.0 + (items / clusters - 1.0) * stats.PRIOR_ICC if clusters else 1.0
-    variance = gate.expected_flips * effect
     margin = gate.margin(eval_set, card)
     smallest = detectable(items, gate.expected_flips, gate.alpha, gate.power, design_effect=effect)
-    needed = stats.required_items(variance, margin, gate.alpha, gate.power)
+    needed = math.ceil(effect * stats.items_needed(gate.expected_flips, margin, gate.alpha, gate.power))
     return Resolution(
         eval_set=eval_set,
         items=items,
@@ -157,4 +156,4 @@ def resolution(
 
 def detectable(items: int, flips: float, alpha: float, power: float, *, design_effect: float = 1.0) -> float:
     """Give the smallest loss that a set of `items` can rule out when a share of `flips` changes and none is lost."""
-    return stats.smallest_loss(max(1, round(items / design_effect)), flips, alpha, power) if items else math.inf
+    return stats.smallest_loss(max(1.0, items / design_effect), flips, alpha, power) if items else math.inf

@@ -13,6 +13,7 @@ from statistics import NormalDist
 
 _NORMAL = NormalDist()
 _EDGE = 1.0 - 1e-12
+_LOWEST_RATIO = 1e-9
 PRIOR_ICC = 0.3
 """Correlation of changes inside one cluster, assumed until the data say otherwise."""
 
@@ -88,6 +89,69 @@ def _root(decreasing: Callable[[float], float], target: float, low: float, high:
         middle = (low + high) / 2.0
         low, high = (middle, high) if decreasing(middle) > target else (low, middle)
     return (low + high) / 2.0
+
+
+def newcombe_interval(
+    both_right: float, gains: float, losses: float, both_wrong: float, confidence: float
+) -> tuple[float, float]:
+    """Give Newcombe's hybrid interval (1998, method 10) of p_candidate - p_reference: another road to Tango's.
+
+    It squares and adds Wilson's limits of both proportions, with their correlation phi corrected for continuity.
+    """
+    n = both_right + gains + losses + both_wrong
+    ours, theirs = (both_right + gains) / n, (both_right + losses) / n
+    low1, high1 = wilson(both_right + gains, n, confidence)
+    low2, high2 = wilson(both_right + losses, n, confidence)
+    product = both_right * both_wrong - gains * losses
+    product = max(0.0, product - n / 2.0) if product > 0.0 else product
+    sizes = (both_right + gains) * (losses + both_wrong) * (both_right + losses) * (gains + both_wrong)
+    phi = product / math.sqrt(sizes) if sizes > 0.0 else 0.0
+
+    def reach(one: float, other: float) -> float:
+        return math.sqrt(max(0.0, one * one - 2.0 * phi * one * other + other * other))
+
+    at = ours - theirs
+    return at - reach(ours - low1, high2 - theirs), at + reach(high1 - ours, theirs - low2)
+
+
+def ratio_score(both_right: float, gains: float, losses: float, n: float, ratio: float) -> float:
+    """Compute the score statistic of H0: p_candidate = `ratio` * p_reference (Nam and Blackwelder 2002, Tang 2003).
+
+    T decreases as `ratio` grows; at 1 it is McNemar's z. Under H0 the variance of candidate - ratio * reference is
+    ratio * (rate of losses + rate of gains), with both rates at their maximum likelihood.
+    """
+    excess = both_right + gains - ratio * (both_right + losses)
+    q = ratio_loss_rate(both_right, gains, losses, n, ratio)
+    share = (both_right + gains + losses) / n
+    variance = n * ratio * (q + share - (share - q) / ratio)
+    if variance <= 0.0:
+        return 0.0 if excess == 0.0 else math.copysign(math.inf, excess)
+    return excess / math.sqrt(variance)
+
+
+def ratio_loss_rate(both_right: float, gains: float, losses: float, n: float, ratio: float) -> float:
+    """Give the maximum-likelihood rate of losses when p_candidate is held at `ratio` * p_reference."""
+    a = n * (1.0 + ratio)
+    b = (both_right + losses) * ratio**2 - (both_right + gains + 2.0 * losses)
+    c = losses * (1.0 - ratio) * (both_right + gains + losses) / n
+    return (math.sqrt(max(0.0, b * b - 4.0 * a * c)) - b) / (2.0 * a)
+
+
+def ratio_interval(
+    both_right: float, gains: float, losses: float, n: float, confidence: float, df: float = math.inf
+) -> tuple[float, float]:
+    """Give the score interval of p_candidate / p_reference; the reference must be right at least once."""
+    z = critical(confidence, df)
+    at = (both_right + gains) / (both_right + losses)
+
+    def score(ratio: float) -> float:
+        return ratio_score(both_right, gains, losses, n, ratio)
+
+    low, high = _LOWEST_RATIO, max(4.0, 4.0 * at)
+    while score(high) > -z:
+        high *= 2.0
+    lower = low if score(low) <= z else _root(score, z, low, max(at, low))
+    return lower, _root(score, -z, max(at, low), high)
 
 
 def mcnemar_exact(gains: int, losses: int) -> float:
@@ -210,10 +274,39 @@ def more_items(n: int, variance: float, loss: float, margin: float, alpha: float
     return max(1, required_items(variance, margin - loss, alpha, power) - n)
 
 
-def smallest_loss(n: int, variance: float, alpha: float, power: float) -> float:
+def power_of(n: float, flips: float, margin: float, alpha: float, loss: float = 0.0) -> float:
+    """Give the chance that the paired score test of `n` items passes, when a share of `flips` changes and `loss` is
+    the true loss: Nam's formula (1997), the null's variance taken at the expected counts.
+
+    Within 3 points of the exact power from 200 items and 2% of flips on; the shorter formula behind `required_items`
+    is up to 16 points too hopeful there.
+    """
+    gains, losses = n * (flips - loss) / 2.0, n * (flips + loss) / 2.0
+    under = 2.0 * loss_rate_under(gains, losses, n, -margin) - margin * (1.0 + margin)
+    spread = flips - loss * loss
+    distance = (margin - loss) * math.sqrt(n) - critical(1.0 - 2.0 * alpha) * math.sqrt(max(0.0, under))
+    return _NORMAL.cdf(distance / math.sqrt(spread))
+
+
+def smallest_loss(n: float, flips: float, alpha: float, power: float) -> float:
     """Give the smallest margin that `n` pairs can rule out with `power` when there is no loss at all."""
     z2 = critical(1.0 - 2.0 * alpha) ** 2
-    return max(math.sqrt(_factor(alpha, power) * variance / n), z2 / (n + z2))
+    at_best = z2 / (n + z2)  # with no flip at all
+    if power_of(n, flips, _EDGE, alpha) < power:
+        return 1.0
+    return max(at_best, _root(lambda margin: -power_of(n, flips, margin, alpha), -power, 0.0, _EDGE))
+
+
+def items_needed(flips: float, margin: float, alpha: float, power: float) -> int:
+    """Give the number of pairs with which a lossless candidate passes with `power`."""
+    most = 2
+    while power_of(most, flips, margin, alpha) < power:
+        most *= 2
+    least = most // 2
+    while most - least > 1:
+        middle = (least + most) // 2
+        least, most = (middle, most) if power_of(middle, flips, margin, alpha) < power else (least, middle)
+    return most
 
 
 def _factor(alpha: float, power: float) -> float:
@@ -244,6 +337,21 @@ def quantile_interval(values: Sequence[float], quantile: float, confidence: floa
         return None
     ordered = sorted(values)
     return ordered[lower - 1], ordered[upper - 1]
+
+
+def quantile_bounds(values: Sequence[float], quantile: float, confidence: float) -> tuple[float | None, float | None]:
+    """Bound a quantile from below and from above, each one-sided at `confidence`, whatever the distribution.
+
+    A side is None where n observations cannot support it: p99 takes 299 from above at 95%.
+    """
+    from scipy.stats import binom
+
+    n, ordered = len(values), sorted(values)
+    if n == 0:
+        return None, None
+    upper = int(binom.ppf(confidence, n, quantile)) + 1  # least k with P(B < k) >= confidence
+    lower = int(binom.ppf(1.0 - confidence, n, quantile))
+    return (ordered[lower - 1] if lower >= 1 else None), (ordered[upper - 1] if upper <= n else None)
 
 
 def holm(p_values: Sequence[float]) -> list[float]:

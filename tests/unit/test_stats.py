@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pipelines.decide import stats
+from pipelines.decide.bootstrap import RESAMPLES, SEED, bca
+from pipelines.decide.looks import nominal_alpha
 
 unhurried = settings(deadline=None, max_examples=50)
 counts = st.tuples(st.integers(0, 40), st.integers(0, 40), st.integers(0, 400)).map(lambda t: (t[0], t[1], sum(t) + 1))
@@ -24,6 +27,24 @@ def test_interval_matches_published_examples(gains: int, losses: int, n: int, lo
     assert (lower, upper) == tuple(round(v, 4) for v in stats.paired_score_interval(gains, losses, n, 0.95))
 
 
+def test_newcombe_matches_the_published_example() -> None:
+    """Airway hyper-responsiveness, 1 and 12 alike and 1 and 7 not: method 10 gives -0.5069 to -0.0256."""
+    found = stats.newcombe_interval(1, 1, 7, 12, 0.95)
+    assert (-0.5069, -0.0256) == tuple(round(v, 4) for v in found)
+
+
+@unhurried
+@given(counts, st.integers(0, 100))
+def test_newcombe_mirrors_and_contains_the_estimate(case: tuple[int, int, int], right: int) -> None:
+    """Exchanging sides mirrors it, and the difference lies inside."""
+    gains, losses, n = case
+    wrong = n - gains - losses
+    low, high = stats.newcombe_interval(right, gains, losses, wrong, 0.9)
+    back = stats.newcombe_interval(right, losses, gains, wrong, 0.9)
+    assert (-high, -low) == pytest.approx(back, abs=1e-12)
+    assert low - 1e-12 <= (gains - losses) / (n + right) <= high + 1e-12
+
+
 @pytest.mark.parametrize(("gains", "losses"), [(1, 7), (6, 16), (30, 12)])
 def test_score_at_zero_is_mcnemar(gains: int, losses: int) -> None:
     """At difference 0 the statistic is McNemar's z."""
@@ -31,21 +52,65 @@ def test_score_at_zero_is_mcnemar(gains: int, losses: int) -> None:
     assert expected == pytest.approx(stats.paired_score(gains, losses, 500, 0.0))
 
 
-@pytest.mark.parametrize(
-    ("gains", "losses", "n", "difference"), [(1, 7, 21, -0.1), (6, 16, 161, 0.02), (0, 3, 50, -0.3)]
-)
-def test_closed_form_is_the_maximum_likelihood(gains: int, losses: int, n: int, difference: float) -> None:
-    """The closed-form rate of losses maximises the likelihood constrained to the difference."""
-    from scipy.optimize import minimize_scalar
+def highest(derivative: Callable[[float], float], low: float, high: float) -> float:
+    """Where a concave log-likelihood is highest: the root of its derivative, which falls."""
+    from scipy.optimize import brentq
 
-    def negative(q: float) -> float:
-        p_gain, p_same = q + difference, 1.0 - 2.0 * q - difference
-        parts = ((gains, p_gain), (losses, q), (n - gains - losses, p_same))
-        return -sum(k * math.log(max(p, 1e-300)) for k, p in parts if k)
+    gap = 1e-15 * (high - low)
+    if derivative(low + gap) <= 0:
+        return low
+    return high if derivative(high - gap) >= 0 else float(brentq(derivative, low + gap, high - gap, xtol=1e-16))
 
-    low, high = max(0.0, -difference), (1.0 - difference) / 2.0
-    found = minimize_scalar(negative, bounds=(low, high), method="bounded", options={"xatol": 1e-12})
-    assert found.x == pytest.approx(stats.loss_rate_under(gains, losses, n, difference), abs=2e-6)
+
+@unhurried
+@given(counts, st.floats(-0.5, 0.5).filter(lambda d: abs(d) > 1e-3))
+def test_closed_form_is_the_maximum_likelihood(case: tuple[int, int, int], difference: float) -> None:
+    """The closed-form rate of losses is, to 1e-8, where the likelihood held at the difference is highest."""
+    gains, losses, n = case
+
+    def slope(q: float) -> float:
+        parts = ((gains, 1.0, q + difference), (losses, 1.0, q), (n - gains - losses, -2.0, 1.0 - 2.0 * q - difference))
+        return sum(k * d / p for k, d, p in parts if k)
+
+    found = highest(slope, max(0.0, -difference), (1.0 - difference) / 2.0)
+    assert found == pytest.approx(stats.loss_rate_under(gains, losses, n, difference), abs=1e-8)
+
+
+@unhurried
+@given(st.integers(1, 300), st.integers(0, 40), st.integers(0, 40), st.integers(0, 200), st.floats(0.5, 0.999))
+def test_closed_form_of_a_ratio_is_the_maximum_likelihood(
+    right: int, gains: int, losses: int, wrong: int, ratio: float
+) -> None:
+    """The same for a ratio: all cells follow from the rate of losses, and the likelihood is highest there."""
+    n = right + gains + losses + wrong
+    share = (n - wrong) / n
+
+    def slope(q: float) -> float:
+        gained = share - (share - q) / ratio
+        parts = ((right, -1.0 / ratio - 1.0, (share - q) / ratio - q), (gains, 1.0 / ratio, gained), (losses, 1.0, q))
+        return sum(k * d / p for k, d, p in parts if k)
+
+    found = highest(slope, share * (1.0 - ratio), share / (1.0 + ratio))
+    assert found == pytest.approx(stats.ratio_loss_rate(right, gains, losses, n, ratio), abs=1e-8)
+
+
+@pytest.mark.parametrize(("gains", "losses"), [(1, 7), (6, 16), (30, 12)])
+def test_ratio_score_at_one_is_mcnemar(gains: int, losses: int) -> None:
+    """At ratio 1 nothing but the flips counts."""
+    expected = (gains - losses) / math.sqrt(gains + losses)
+    assert expected == pytest.approx(stats.ratio_score(80, gains, losses, 500, 1.0))
+
+
+@unhurried
+@given(st.integers(1, 300), st.integers(0, 40), st.integers(0, 40), st.integers(0, 200), st.floats(0.7, 0.999))
+def test_ratio_test_and_interval_agree(right: int, gains: int, losses: int, wrong: int, ratio: float) -> None:
+    """The score is above the critical value exactly when the interval lies above the ratio, and holds the estimate."""
+    n = right + gains + losses + wrong
+    low, high = stats.ratio_interval(right, gains, losses, n, 0.9)
+    assert low <= (right + gains) / (right + losses) + 1e-9
+    assert (right + gains) / (right + losses) <= high + 1e-9
+    if abs(low - ratio) > 1e-9:
+        assert (low > ratio) == (stats.ratio_score(right, gains, losses, n, ratio) > stats.critical(0.9))
 
 
 @unhurried
@@ -139,6 +204,55 @@ def test_cluster_t_by_hand() -> None:
     )
 
 
+def test_cluster_t_matches_statsmodels() -> None:
+    """Mean, standard error and interval are those of its regression on a constant with clustered covariance."""
+    import numpy
+    from statsmodels.regression.linear_model import OLS
+
+    rng = numpy.random.default_rng(4)
+    clusters = numpy.repeat(numpy.arange(30), rng.integers(1, 6, 30))
+    values = rng.normal(size=30)[clusters] + rng.normal(size=len(clusters))
+    model = OLS(values, numpy.ones(len(values)))
+    fitted = model.fit(cov_type="cluster", cov_kwds={"groups": clusters}, use_t=True)
+    estimate = stats.cluster_t(values.tolist(), clusters.tolist())
+    assert (fitted.params[0], fitted.bse[0], 29) == pytest.approx((estimate.mean, estimate.se, estimate.df))
+    assert tuple(fitted.conf_int(0.1)[0]) == pytest.approx(estimate.interval(0.9))
+
+
+@pytest.mark.parametrize("clustered", [False, True])
+def test_bootstrap_matches_scipy(clustered: bool) -> None:
+    """BCa limits are scipy's from the same resamples; of clusters, those of a ratio of sums, paired."""
+    import numpy
+    from scipy.stats import bootstrap
+
+    rng = numpy.random.default_rng(2)
+    sizes = rng.integers(1, 6, 40) if clustered else numpy.ones(40, int)
+    values = rng.exponential(size=int(sizes.sum())) - 0.4
+    groups = numpy.repeat(numpy.arange(40), sizes)
+    sums = numpy.bincount(groups, weights=values)
+    expected = bootstrap(
+        (sums, sizes.astype(float)), lambda s, n, axis=-1: s.sum(axis) / n.sum(axis), paired=True, method="BCa",
+        confidence_level=0.9, n_resamples=RESAMPLES, rng=numpy.random.default_rng(SEED), vectorized=True,
+    ).confidence_interval  # fmt: skip
+    found = bca(values.tolist(), groups.tolist() if clustered else None)
+    assert found is not None
+    assert (expected.low, expected.high) == pytest.approx(found.interval(0.9))
+
+
+def test_bootstrap_p_is_that_of_its_interval() -> None:
+    """The upper end of a 90% interval has p = 0.05, and the lower end 0.95."""
+    found = bca([0.1 * (n % 7) ** 2 - 1.0 for n in range(60)])
+    assert found is not None
+    low, high = found.interval(0.9)
+    assert (0.95, 0.05) == pytest.approx((found.p_at_least(low), found.p_at_least(high)), abs=2e-3)
+
+
+def test_bootstrap_of_equal_values_teaches_nothing() -> None:
+    """Where nothing differs there is no distribution, and none is made up."""
+    assert bca([0.0] * 50) is None
+    assert bca([0.25, -0.25] * 20, [n // 2 for n in range(40)]) is None
+
+
 def test_singleton_clusters_are_plain_items() -> None:
     """With one item a cluster, the cluster-robust estimate is the paired t."""
     values = [0.1, -0.4, 0.0, 0.3, 0.9, 0.0]
@@ -176,10 +290,43 @@ def test_more_items_stops_when_half_the_margin_is_lost() -> None:
     assert 3092 - 500 == stats.more_items(500, 0.05, -0.02, 0.01, 0.05, 0.8)
 
 
-def test_smallest_loss_inverts_required_items() -> None:
-    """A set of the required size resolves its margin, and a set with few flips is bounded by its size alone."""
-    assert stats.smallest_loss(3092, 0.05, 0.05, 0.8) == pytest.approx(0.01, rel=1e-3)
+def exact_power(n: int, flips: float, margin: float, alpha: float) -> float:
+    """The chance that the test passes when nothing is lost: all outcomes with their probabilities added up."""
+    from scipy.stats import binom
+
+    critical, chance = stats.critical(1 - 2 * alpha), 0.0
+    for flipped in range(int(n * flips + 8 * math.sqrt(n * flips) + 10)):
+        passing = [
+            k for k in range(flipped + 1) if stats.paired_score(flipped - k, k, n, -margin) > critical
+        ]  # losses that still pass are 0 to the last of these
+        chance += binom.pmf(flipped, n, flips) * binom.cdf(len(passing) - 1, flipped, 0.5) if passing else 0.0
+    return float(chance)
+
+
+@pytest.mark.parametrize("n", [200, 500, 2000])
+@pytest.mark.parametrize("flips", [0.02, 0.05, 0.10])
+@pytest.mark.parametrize("margin", [0.01, 0.02])
+def test_power_is_within_three_points_of_the_exact_one(n: int, flips: float, margin: float) -> None:
+    """The formula that plans is right where campaigns are."""
+    assert exact_power(n, flips, margin, 0.05) == pytest.approx(stats.power_of(n, flips, margin, 0.05), abs=0.03)
+
+
+def test_smallest_loss_inverts_items_needed() -> None:
+    """A set of the needed size resolves its margin, one item less does not, and few flips leave the size as bound."""
+    needed = stats.items_needed(0.05, 0.01, 0.05, 0.8)
+    assert stats.smallest_loss(needed, 0.05, 0.05, 0.8) <= 0.01 < stats.smallest_loss(needed - 1, 0.05, 0.05, 0.8)
+    assert needed == pytest.approx(3092, rel=0.03)
     assert stats.smallest_loss(100, 1e-9, 0.05, 0.8) == pytest.approx(0.0263, abs=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("alpha", "looks", "expected"),
+    [(0.05, 2, 0.0304), (0.05, 3, 0.0232), (0.025, 2, 0.0147), (0.025, 3, 0.0110), (0.05, 1, 0.05)],
+)
+def test_levels_of_repeated_looks_are_pococks(alpha: float, looks: int, expected: float) -> None:
+    """The nominal level of each of K equally spaced looks, as tabled."""
+    shares = tuple((k + 1) / looks for k in range(looks))
+    assert expected == pytest.approx(nominal_alpha(alpha, shares), abs=5e-5)
 
 
 @pytest.mark.parametrize(("quantile", "one", "two"), [(0.95, 59, 72), (0.99, 299, 368), (0.999, 2995, 3688)])
@@ -193,9 +340,40 @@ def test_observations_needed(quantile: float, one: int, two: int) -> None:
     assert stats.quantile_interval(range(two), quantile, 0.95) is not None
 
 
+@pytest.mark.parametrize(("quantile", "needed"), [(0.5, 5), (0.95, 59), (0.99, 299)])
+def test_a_quantile_is_bounded_from_above_by_the_largest_of_so_many(quantile: float, needed: int) -> None:
+    """With the fewest observations that do, the bound is the largest; with one less there is none."""
+    assert needed == stats.quantile_bounds(range(1, needed + 1), quantile, 0.95)[1]
+    assert stats.quantile_bounds(range(1, needed), quantile, 0.95)[1] is None
+    assert (None, None) == stats.quantile_bounds([], quantile, 0.95)
+
+
+def test_bounds_of_a_quantile_hold_as_often_as_they_say() -> None:
+    """Of 2,000 samples of 400, the true p99 is above the upper bound, and below the lower one, at most 5% of times."""
+    import numpy
+
+    samples = numpy.random.default_rng(3).random((2000, 400))
+    found = [stats.quantile_bounds(row, 0.99, 0.95) for row in samples.tolist()]
+    above = sum(high is not None and high < 0.99 for _, high in found) / 2000
+    below = sum(low is not None and low > 0.99 for low, _ in found) / 2000
+    assert max(above, below) <= 0.05 + 3 * math.sqrt(0.05 * 0.95 / 2000)
+
+
 def test_median_interval_of_ten() -> None:
     """The tabled 95% interval of a median from n=10 is the 2nd to the 9th value."""
     assert stats.quantile_interval([10, 9, 8, 7, 6, 5, 4, 3, 2, 1], 0.5, 0.95) == (2, 9)
+
+
+def test_holm_matches_statsmodels() -> None:
+    """Adjusted p-values of twelve variants are its own."""
+    import random
+
+    from statsmodels.stats.multitest import multipletests
+
+    drawn = random.Random(1)
+    for count in (1, 2, 5, 12):
+        p_values = [drawn.random() ** 3 for _ in range(count)]
+        assert multipletests(p_values, method="holm")[1] == pytest.approx(stats.holm(p_values))
 
 
 def test_holm_by_hand() -> None:
