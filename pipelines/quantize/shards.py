@@ -44,6 +44,13 @@ class Shards(Mapping[str, "NDArray[Any]"]):
         self.directory = directory
         self.entries = {name: entry for file in shard_files(directory) for name, entry in _header(file)}
 
+    @classmethod
+    def of_file(cls, file: Path) -> Shards:
+        """The tensors of one file alone."""
+        found = cls.__new__(cls)
+        found.directory, found.entries = file.parent, dict(_header(file))
+        return found
+
     def __getitem__(self, name: str) -> NDArray[Any]:
         import numpy as np
 

@@ -22,7 +22,7 @@ from pipelines.quantize.table import QUANTIZERS, Quantizer
 ROWS = list(QUANTIZERS.values())
 EXAMPLES = [
     "W4A16_G64", "W4A16_G64_ASYM", "W8A16_G64", "W8A8_FP8_DYNAMIC", "W8A8_FP8_STATIC_TENSOR", "W8A8_INT8",
-    "W4A4_NVFP4", "W4A16_MXFP4", "W8A8_FP8_DYNAMIC_KVFP8",
+    "W8A8_INT8_STATIC", "W4A4_NVFP4", "W4A16_MXFP4", "W8A8_FP8_DYNAMIC_KVFP8",
 ]  # fmt: skip
 VARIANTS = sorted((CONF_DIR / "variant").glob("*.yaml"))
 CALIBRATIONS = sorted((CONF_DIR / "calibration").glob("*.yaml"))
@@ -114,6 +114,13 @@ def test_equal_schemes_have_equal_keys() -> None:
         ("llmcompressor_fp4", "W4A16_NVFP4", False),
         ("llmcompressor_fp4", "W4A4_MXFP4", False),
         ("gptqmodel_gptq", "W4A16_G64", True),
+        ("modelopt_awq", "W4A16_G64", True),
+        ("modelopt_fp8", "W8A8_FP8_STATIC_TENSOR", True),
+        ("modelopt_fp8", "W8A8_FP8_DYNAMIC", False),
+        ("modelopt_fp8", "W8A8_FP8_DYNAMIC_KVFP8", True),
+        ("modelopt_nvfp4", "W4A16_NVFP4", False),
+        ("modelopt_nvfp4", "W4A4_NVFP4", True),
+        ("modelopt_smoothquant", "W8A8_INT8_STATIC", True),
         ("autoawq", "W4A16_G64_ASYM", True),
         ("autogptq", "W4A16_G64", True),
     ],
