@@ -45,7 +45,7 @@ CALIBRATION = Stage(
     _TORCH,
 )
 REFERENCE = Stage(
-    "reference", "reference", 1, "pipelines.quantize.reference:run_reference",
+    "reference", "reference", 2, "pipelines.quantize.reference:run_reference",
     "pipelines.quantize.reference:ReferenceConfig", _READERS,
 )  # fmt: skip
 SCORES = Stage(
@@ -75,6 +75,7 @@ _FIRST_GUESS = {
     "calibration": 8.0,
     "variant": 45.0,
     "reference": 20.0,
+    "graph": 60.0,
     "engine": 35.0,
     "scores": 12.0,
 }
@@ -89,12 +90,19 @@ class CandidateSteps:
     engine: Engine
     quantized: Step
     checked: Step
+    graph: Step | None
     built: Step
     scores: Mapping[str, Step]
 
     @property
     def steps(self) -> Iterator[Step]:
-        yield from (self.quantized, self.checked, self.built, *self.scores.values())
+        yield from (self.quantized, self.checked, *([] if self.graph is None else [self.graph]), self.built)
+        yield from self.scores.values()
+
+    @property
+    def unjudged(self) -> str:
+        """Why this candidate is built and no more, "" where it is scored and probed."""
+        return self.engine.row.unserved
 
     def failure(self, failures: Mapping[str, str]) -> str | None:
         """Why this candidate cannot be judged: its first failed step, or None."""
@@ -167,16 +175,33 @@ class _Assembly:
             windows=held_out.windows,
             length=held_out.length,
             max_ratio=held_out.max_ratio,
+            prompts=self.campaign.prompts,
+            tail=self.campaign.config.divergence.tail,
         )
         inputs = {"variant": quantized} | ({} if baseline is None else {"base": baseline})
-        label, placed = f"reload {variant.name}", self.campaign.stages["reference"]
-        return self.step(REFERENCE, label, config, inputs, batch=self.building(quantized), runs_in=placed)
+        tokens = held_out.windows * held_out.length + len(config.prompts) * config.tail
+        size = 0 if baseline is not None else tokens * self.campaign.base.vocab_size * 4
+        label, placed, batch = f"reload {variant.name}", self.campaign.stages["reference"], self.building(quantized)
+        return self.step(REFERENCE, label, config, inputs, size=size, batch=batch, runs_in=placed)
 
-    def built(self, label: str, engine: Engine, variant: Variant, quantized: Step, checked: Step) -> Step:
+    def graph(self, label: str, engine: Engine, variant: Variant, quantized: Step, checked: Step) -> Step | None:
+        """What the engine is compiled from, where its target has a stage for it; it reads what reloading reads."""
+        row = engine.row.graph
+        if row is None:
+            return None
+        config: BaseModel = getattr(engine.config, "graph")  # noqa: B009 - a row with a graph has its config
+        stage = Stage("graph", f"graph.{engine.row.name}", row.version, row.function, row.config_type, row.packages)
+        inputs = {"variant": quantized, "reference": checked}
+        size, batch = self.weight_bytes(variant, other=2), self.building(quantized)
+        return self.step(stage, f"graph {label}", config, inputs, size=size, batch=batch)
+
+    def built(
+        self, label: str, engine: Engine, variant: Variant, quantized: Step, checked: Step, graph: Step | None
+    ) -> Step:
         row = engine.row
         name = f"engine.{row.name}"
         stage = Stage("engine", name, row.version, row.build, row.config_type, row.packages, row.device_bound)
-        inputs = {"variant": quantized, "reference": checked}
+        inputs = {"variant": quantized, "reference": checked} | ({} if graph is None else {"graph": graph})
         size = self.weight_bytes(variant, other=4)
         batch, placed = self.building(quantized), engine.toolchain
         return self.step(stage, f"engine {label}", engine.config, inputs, size=size, batch=batch, runs_in=placed)
@@ -216,7 +241,7 @@ def assemble(campaign: Campaign, failures: Mapping[str, str], timings: Mapping[s
     this = _Assembly(campaign, failures, timings)
     candidates = tuple(_candidates(this))
     alive = tuple(c for c in candidates if c.failure(failures) is None)
-    latency = _latency(this, alive)
+    latency = _latency(this, tuple(c for c in alive if not c.unjudged))
     decision = _decision(this, candidates, alive, latency)
     evidence: dict[str, Step] = {"decision": decision} | ({} if latency is None else {"latency": latency})
     report = this.step(REPORT, "report", ReportConfig(title=campaign.config.campaign), evidence)
@@ -237,8 +262,10 @@ def _candidates(this: _Assembly) -> Iterator[CandidateSteps]:
         for engine in campaign.engines:
             if engine.name in variant.engines and engine.row.redundant(engine.config, variant.scheme) is None:
                 label = variant.name if len(campaign.engines) == 1 else f"{variant.name}@{engine.name}"
-                built = this.built(label, engine, variant, quantized, checked)
-                yield CandidateSteps(label, variant, engine, quantized, checked, built, this.scored(label, built))
+                graph = this.graph(label, engine, variant, quantized, checked)
+                built = this.built(label, engine, variant, quantized, checked, graph)
+                scores = {} if engine.row.unserved else this.scored(label, built)
+                yield CandidateSteps(label, variant, engine, quantized, checked, graph, built, scores)
 
 
 def _quantizer_stage(row: Quantizer) -> Stage:
@@ -263,9 +290,10 @@ def _latency(this: _Assembly, alive: tuple[CandidateSteps, ...]) -> Step | None:
 
 
 def reference_label(campaign: Campaign, candidates: tuple[CandidateSteps, ...]) -> str:
-    """The candidate others are compared with: the reference variant in the campaign's first engine that has it."""
+    """The candidate others are compared with: the reference variant in the campaign's first engine that is judged."""
     name = campaign.config.reference
-    return next((c.label for c in candidates if c.variant.name == name), name)
+    found = sorted((c for c in candidates if c.variant.name == name), key=lambda c: bool(c.unjudged))
+    return found[0].label if found else name
 
 
 def _decision(
@@ -304,6 +332,7 @@ def _candidate_input(c: CandidateSteps, failures: Mapping[str, str]) -> Candidat
         scores=tuple(s.key for s in c.scores.values()) if alive else (),
         status="ok" if alive else "failed",
         failure=failure,
+        unjudged=c.unjudged,
     )
 
 

@@ -38,12 +38,12 @@ def decide(
     Candidates come with their verdicts, latencies and speed; `outcome`, `reasons` and `pareto` are filled in here.
     """
     on_front = front([_point(c, gate) for c in candidates])
-    known = next((c for c in candidates if c.label == reference and c.status == "ok"), None)
+    known = next((c for c in candidates if c.label == reference and c.status == "ok" and not c.unjudged), None)
     adjusted = _adjusted(candidates, gate)
     judged, settles = [], []
     for one in candidates:
         if one.label == reference:
-            why = REFERENCE_REASON if one.status == "ok" else f"the reference itself failed: {one.failure}"
+            why = _of_reference(one)
             judged.append(one.model_copy(update={"reasons": (why,), "pareto": one.label in on_front}))
             continue
         finding = _weigh(one, known, gate, adjusted.get(one.label))
@@ -67,6 +67,12 @@ def decide(
         conditions=dict(conditions),
         base=dict(base),
     )
+
+
+def _of_reference(one: Candidate) -> str:
+    if one.status == "failed":
+        return f"the reference itself failed: {one.failure}"
+    return f"the reference itself was built, not judged: {one.unjudged}" if one.unjudged else REFERENCE_REASON
 
 
 def gating(candidate: Candidate) -> list[Verdict]:
@@ -111,6 +117,10 @@ def _adjusted(candidates: Sequence[Candidate], gate: GateConfig) -> dict[str, fl
 def _weigh(one: Candidate, reference: Candidate | None, gate: GateConfig, adjusted_p: float | None) -> Finding:
     if one.status == "failed":
         return Finding(rejects=(f"could not be made: {one.failure}",))
+    if one.unjudged:
+        return Finding(
+            holds=(f"built, not judged: {one.unjudged}",), settles=("its scores and latency on the device it is for",)
+        )
     if reference is None:
         return Finding(holds=("there is no reference to compare with",), settles=("a reference that can be scored",))
     simulated = next((c.label for c in (one, reference) if c.simulated), None)
@@ -225,14 +235,14 @@ def _winner(judged: Sequence[Candidate], gate: GateConfig) -> Candidate | None:
 
 
 def _overall(judged: Sequence[Candidate]) -> Outcome:
-    outcomes = {c.outcome for c in judged}
+    outcomes = {c.outcome for c in [c for c in judged if not c.unjudged] or judged}
     return "promote" if "promote" in outcomes else "hold" if "hold" in outcomes or outcomes <= {None} else "reject"
 
 
 def _headline(outcome: Outcome, winner: Candidate | None, judged: Sequence[Candidate]) -> str:
     if winner is not None:
         return f"PROMOTE {winner.label}: {winner.reasons[0]}"
-    variants = [c for c in judged if c.outcome is not None]
+    variants = sorted((c for c in judged if c.outcome is not None), key=lambda c: bool(c.unjudged))
     if not variants:
         return "HOLD: there is no variant to judge"
     if outcome == "hold":

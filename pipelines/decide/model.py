@@ -100,6 +100,7 @@ class Candidate(Strict):
     native: bool
     native_note: str
     simulated: bool = False
+    unjudged: str = ""
     keys: dict[str, str]
     variant_bytes: int | None
     engine_bytes: int | None

@@ -24,7 +24,10 @@ Facts = dict[str, str | int | float | bool | None]
 
 
 class CandidateInput(Strict):
-    """One variant in one engine: labels for people, keys of what was made of it, or why it could not be made."""
+    """One variant in one engine: labels for people, keys of what was made of it, or why it could not be made.
+
+    `unjudged` says why it was built and no more.
+    """
 
     label: str
     variant: str
@@ -36,6 +39,7 @@ class CandidateInput(Strict):
     scores: tuple[str, ...] = ()
     status: Literal["ok", "failed"] = "ok"
     failure: str | None = None
+    unjudged: str = ""
 
 
 class DecisionConfig(Strict):
@@ -121,6 +125,7 @@ def _candidate(one: CandidateInput, reference: CandidateInput, config: DecisionC
         native=engine.get("native") is True,
         native_note=_text(engine, "native_note"),
         simulated=_simulated(one, evidence),
+        unjudged=one.unjudged,
         keys=_keys(one, evidence),
         variant_bytes=_whole(variant, "size_bytes"),
         engine_bytes=_whole(engine, "size_bytes"),

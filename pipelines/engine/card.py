@@ -43,3 +43,17 @@ def read_card(engine_dir: Path) -> EngineCard:
     except (OSError, ValueError) as error:
         raise InputError(f"{path}: cannot be read: {error}") from None
     return parse(EngineCard, data, str(path))
+
+
+def end_tokens(variant: Path) -> list[int]:
+    """A checkpoint's end tokens: generation_config.json first, as transformers has it, then config.json.
+
+    Raises:
+        InputError: neither names one.
+    """
+    for name in ("generation_config.json", "config.json"):
+        path = variant / name
+        found = json.loads(path.read_text()).get("eos_token_id") if path.is_file() else None
+        if found is not None:
+            return [int(i) for i in found] if isinstance(found, list) else [int(found)]
+    raise InputError(f"{variant}: neither generation_config.json nor config.json names an end token (eos_token_id)")

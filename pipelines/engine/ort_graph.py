@@ -72,7 +72,7 @@ def to_blocks(layer: Codes) -> Blocks:
 
     columns = None
     if layer.g_idx is not None:
-        layer, columns = _in_group_order(layer)
+        layer, columns = in_group_order(layer)
     out, width = layer.codes.shape
     block = block_size_for(layer.group_size, width)
     reason = carriable(layer.bits, layer.group_size, width)
@@ -221,7 +221,7 @@ def _is_looked_up(node: onnx.NodeProto, place: int) -> bool:
     return (node.op_type == "Gather" and place == 0) or node.op_type in ("GroupQueryAttention", "RotaryEmbedding")
 
 
-def _in_group_order(layer: Codes) -> tuple[Codes, NDArray[np.int64]]:
+def in_group_order(layer: Codes) -> tuple[Codes, NDArray[np.int64]]:
     """Sort columns by their group, so that groups lie side by side; give the order the input must then take."""
     import numpy as np
 

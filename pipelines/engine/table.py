@@ -24,12 +24,26 @@ Command = tuple[list[str], dict[str, str]]
 
 
 @dataclass(frozen=True, slots=True)
+class Graph:
+    """What a target compiles from, made by a stage of its own: it needs other libraries than the compiler does.
+
+    `function` is a stage function (config, out, *, variant, reference) -> facts; its config is the engine's `graph`.
+    """
+
+    version: int
+    function: str
+    config_type: str
+    packages: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class Target:
     """One kind of engine: `module` has its config and the functions build, preflight, redundant, serve, capabilities.
 
     Raise `version` when the code changes what is built; `packages` are the distributions whose versions do.
     `toolchain` is where it is built and served unless a configuration says otherwise; a `device_bound` engine belongs
-    to the device it was built on.
+    to the device it was built on. `unserved` says why engines of this target are built and never scored, "" where they
+    are. Where there is a `graph`, `build` takes its artifact as one more input of that name.
     """
 
     name: str
@@ -39,6 +53,8 @@ class Target:
     packages: tuple[str, ...]
     toolchain: str = "current"
     device_bound: bool = False
+    unserved: str = ""
+    graph: Graph | None = None
 
     @property
     def config_type(self) -> str:
@@ -100,6 +116,21 @@ TARGETS: Mapping[str, Target] = {
             packages=_TRTLLM,
             toolchain="trtllm",
             device_bound=True,
+        ),
+        Target(
+            name="tensorrt_rtx",
+            version=1,
+            module="pipelines.engine.tensorrt_rtx",
+            config="TensorrtRtxConfig",
+            packages=("tensorrt-rtx-cu13", "tensorrt-rtx-cu13-libs", "tensorrt-rtx-cu13-bindings"),
+            toolchain="tensorrt_rtx",
+            unserved="tensorrt-rtx has no server of its own, and what it compiles here has run on no GPU",
+            graph=Graph(
+                version=1,
+                function="pipelines.engine.plain_graph:run",
+                config_type="pipelines.engine.plain_graph:PlainGraphConfig",
+                packages=("mobius-onnx", "onnx-ir", "onnxruntime", "torch", "transformers"),
+            ),
         ),
     )
 }

@@ -55,9 +55,13 @@ def plan(args: argparse.Namespace) -> Answer:
     _show_plan(planned, resolutions, store.root, every=args.all)
     needed = [look(t) for t in planned.toolchains]
     _show_toolchains(needed)
+    unjudged = {c.label: c.unjudged for c in assembled.candidates if c.unjudged}
+    for label, why in unjudged.items():
+        print(f"{label} will be built, not judged: {why}")
     document = {
         "steps": _steps(planned),
         "toolchains": [asdict(f) for f in needed],
+        "unjudged": unjudged,
         "seconds": planned.seconds,
         "bytes": planned.size_bytes,
         "eval_sets": [r.model_dump(mode="json") for r in resolutions],

@@ -77,6 +77,7 @@ def decided(*candidates: Candidate, rules: GateConfig | None = None) -> Decision
     [
         ({}, "promote", "within the margin on 1 of 1 comparisons, 2.00x as fast"),
         ({"status": "failed", "failure": "loads as noise"}, "reject", "could not be made: loads as noise"),
+        ({"unjudged": "it has no server"}, "hold", "built, not judged: it has no server"),
         ({"verdicts": (verdict("fail"),)}, "reject", "qa: loses more than 0.02"),
         ({"verdicts": (verdict(), verdict("veto", slice="a"))}, "reject", "qa/a: loses more than 0.02"),
         ({"verdicts": (verdict("invalid", note="item 3 differs"),)}, "hold", "qa: no verdict, item 3 differs"),
@@ -129,6 +130,26 @@ def test_without_a_reference_everything_holds() -> None:
     found = decide("test", [broken, candidate("v")], "base", gate(), {}, {})
     assert ("hold", None, "hold") == (found.outcome, found.winner, found.candidates[1].outcome)
     assert "the reference itself failed: out of memory" in found.candidates[0].reasons
+
+
+def test_what_is_built_and_not_judged_neither_saves_a_campaign_nor_stops_it() -> None:
+    """Candidates with evidence decide; one without waits beside them, and stands last in the headline."""
+    waiting = candidate("waiting", unjudged="it has no server", verdicts=(), speed=None, mean_score=None)
+    bad = candidate("bad", verdicts=(verdict("fail"),))
+    lost = decided(waiting, bad)
+    assert ("reject", "hold") == (lost.outcome, lost.candidates[1].outcome)
+    assert lost.headline.startswith("REJECT: none of 2 variants may be promoted; bad:")
+    assert "promote" == decided(waiting, candidate("good")).outcome
+    alone = decided(waiting)
+    assert ("hold", True) == (alone.outcome, "its scores and latency on the device it is for" in alone.would_change[0])
+
+
+def test_a_reference_that_was_not_judged_is_none() -> None:
+    """Nothing can be compared with an engine that never answered."""
+    built = REFERENCE.model_copy(update={"unjudged": "it has no server"})
+    found = decide("test", [built, candidate("good")], "base", gate(), {}, {})
+    assert ("hold", "there is no reference to compare with") == (found.outcome, found.candidates[1].reasons[0])
+    assert ("the reference itself was built, not judged: it has no server",) == found.candidates[0].reasons
 
 
 def test_many_variants_do_not_raise_the_risk() -> None:
