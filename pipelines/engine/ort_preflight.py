@@ -13,7 +13,7 @@ from pipelines.quantize import scheme as schemes
 if TYPE_CHECKING:
     from pipelines.engine.ort_genai import OrtGenaiConfig
 
-READ_METHODS = ("", "compressed-tensors", "gptq", "awq")
+READ_METHODS = ("", "compressed-tensors", "gptq", "awq", "modelopt")
 
 
 def preflight(config: OrtGenaiConfig, pairing: Pairing) -> list[Problem]:

@@ -106,10 +106,11 @@ def check_scales(variant: Path) -> None:
 
 
 def saved_facts(variant: Path) -> dict[str, str | int]:
-    """What the manifest says of a variant's files."""
+    """What the manifest says of a variant's files; a checkpoint for another runtime in a subdirectory is not counted."""
     config = quantization_config(variant)
+    named = (config.get(key) for key in ("checkpoint_format", "format", "version", "quant_algo"))
     return {
-        "size_bytes": sum(p.stat().st_size for p in variant.rglob("*") if p.is_file()),
+        "size_bytes": sum(p.stat().st_size for p in variant.iterdir() if p.is_file()),
         "quant_method": str(config.get("quant_method", "")),
-        "format": str(config.get("checkpoint_format") or config.get("format") or config.get("version") or ""),
+        "format": next((str(name) for name in named if name), ""),
     }

@@ -7,7 +7,9 @@ from contextlib import contextmanager
 
 from pipelines.errors import StageFailed, TransientFailure
 
-LIBRARY_ERRORS = (ValueError, RuntimeError, KeyError, TypeError, AttributeError, NotImplementedError)
+LIBRARY_ERRORS = (
+    AssertionError, AttributeError, KeyError, NotImplementedError, RuntimeError, TypeError, ValueError,
+)  # fmt: skip
 
 
 @contextmanager

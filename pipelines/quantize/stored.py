@@ -46,6 +46,14 @@ def scheme_of(shards: Shards, module: str, config: Mapping[str, Any]) -> Scheme:
     return replace(held, kv="FP8" if config.get("kv_cache_scheme") else None)
 
 
+def rounds_inputs(config: Mapping[str, Any]) -> bool:
+    """Whether a quantization_config asks any layer to round its inputs while running."""
+    groups = (config.get("config_groups") or {}).values()
+    return any((group or {}).get("input_activations") for group in groups) or "inputs" in MODELOPT.get(
+        str(config.get("quant_algo")), {}
+    )
+
+
 def group_of(config: Mapping[str, Any], module: str) -> Mapping[str, Any]:
     """The config group of compressed-tensors that a layer is in: one that names it, else the one of its class."""
     groups = [g for g in (config.get("config_groups") or {}).values() if isinstance(g, Mapping)]
