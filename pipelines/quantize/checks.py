@@ -106,7 +106,7 @@ def check_scales(variant: Path) -> None:
 
 
 def saved_facts(variant: Path) -> dict[str, str | int]:
-    """What the manifest says of a variant's files; a checkpoint for another runtime in a subdirectory is not counted."""
+    """What the manifest says of a variant's files; checkpoints for other runtimes in subdirectories are not counted."""
     config = quantization_config(variant)
     named = (config.get(key) for key in ("checkpoint_format", "format", "version", "quant_algo"))
     return {

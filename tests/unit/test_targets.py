@@ -38,7 +38,7 @@ def test_an_unknown_target_is_answered_with_the_closest() -> None:
     ("facts", "said"),
     [
         ({"architecture": "GPTBigCodeForCausalLM"}, "no such architecture"),
-        ({"quant_method": "modelopt"}, "codes of this method"),
+        ({"quant_method": "olive"}, "codes of this method"),
         ({"scheme": "W3A16_G64"}, "4- and 8-bit codes"),
         ({"scheme": "W4A16_G24"}, "multiple of 16"),
         ({"max_positions": 1024}, "the model knows 1024 positions"),
