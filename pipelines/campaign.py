@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -13,7 +13,8 @@ from pydantic import BaseModel, Field, PositiveInt, ValidationError
 from pipelines.config import Strict, find, parse, problems_of
 from pipelines.decide.gate import EvalCard, GateConfig
 from pipelines.decide.gate import problems as gate_problems
-from pipelines.engine.pairing import Pairing, Workload
+from pipelines.divergence.prompts import DivergenceConfig, draw
+from pipelines.engine.pairing import Pairing, Workload, told
 from pipelines.engine.table import TARGETS, Target
 from pipelines.errors import ConfigError, InputError, Problem, closest
 from pipelines.evaluate.evalset import Evalset, EvalsetConfig
@@ -98,6 +99,7 @@ class CampaignConfig(Strict):
         default=None, description="most items of each eval set without a limit of its own; quick: as its card says"
     )
     held_out: HeldOut
+    divergence: DivergenceConfig = DivergenceConfig()
     probe: ProbeConfig
     gate: GateConfig
     reference: str = Field(default="baseline", description="the variant every other one is compared with")
@@ -140,6 +142,7 @@ class Campaign:
     engines: tuple[Engine, ...]
     evalsets: tuple[Evalset, ...]
     cards: Mapping[str, EvalCard]
+    prompts: tuple[str, ...]
     stages: Mapping[Movable, Toolchain]
 
     @property
@@ -178,12 +181,14 @@ def open_campaign(data: Mapping[str, Any]) -> Campaign:
         problems += _refusals(variants, base)
         workload = _workload(config, evalsets, base, cache, problems)
         free = free_bytes(Path(config.paths.store).resolve())
-        for variant in variants:
-            problems += _preflight(variant, engines, _pairing(variant, base, workload, free))
+        problems += told(f for v in variants for f in _preflight(v, engines, _pairing(v, base, workload, free)))
     if problems or base is None or calibration is None:
         raise ConfigError(problems)
     cards = {e.name: EvalCard.model_validate(e.gate_card()) for e in evalsets}
-    return Campaign(config, base, calibration, tuple(variants), tuple(engines), tuple(evalsets), cards, stages)
+    prompts = draw(evalsets, config.divergence)
+    return Campaign(
+        config, base, calibration, tuple(variants), tuple(engines), tuple(evalsets), cards, prompts, stages
+    )  # fmt: skip
 
 
 def _base(config: CampaignConfig, cache: DigestCache, problems: list[Problem]) -> Inspected | None:
@@ -368,19 +373,11 @@ def _pairing(variant: Variant, base: Inspected, workload: Workload, free: int) -
     return Pairing(known, base.linear_shapes, describe(), workload, free, ignored)
 
 
-def _preflight(variant: Variant, engines: list[Engine], pairing: Pairing) -> list[Problem]:
+def _preflight(variant: Variant, engines: list[Engine], pairing: Pairing) -> Iterator[tuple[str, str, Problem]]:
     """What the engines have against a variant, from what is known before it exists."""
-    return [
-        Problem(
-            f"{problem.key} (variant.{variant.name} in engine.{engine.name})",
-            problem.value,
-            problem.message,
-            problem.allowed,
-        )
-        for engine in engines
-        if engine.name in variant.engines and engine.row.redundant(engine.config, variant.scheme) is None
-        for problem in engine.row.preflight(engine.config, pairing)
-    ]
+    for engine in engines:
+        if engine.name in variant.engines and engine.row.redundant(engine.config, variant.scheme) is None:
+            yield from ((variant.name, engine.name, p) for p in engine.row.preflight(engine.config, pairing))
 
 
 def free_bytes(store: Path) -> int:

@@ -8,6 +8,7 @@ times vocabulary of them: they are cut out of the answer and read as one array.
 from __future__ import annotations
 
 import json
+import re
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -16,7 +17,8 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
-FIELD = b'"context_logits"'
+_FIELD = re.compile(rb'"context_logits"\s*:\s*(?P<value>null|\[(?=\s*\[)|\S)')
+_END = re.compile(rb"\]\s*\]")
 REQUEST = {"max_tokens": 1, "return_context_logits": True, "temperature": 0}
 
 
@@ -28,18 +30,16 @@ def read(body: bytes) -> tuple[dict[str, Any], NDArray[np.float64] | None]:
     """
     import numpy as np
 
-    at = body.find(FIELD)
-    start = at + len(FIELD) if at >= 0 else -1
-    table = body[start:].lstrip(b" :\n\t") if at >= 0 else b""
-    if not table.startswith(b"["):
+    named = _FIELD.search(body)
+    if named is None or named["value"] == b"null":
         return json.loads(body), None
-    end = table.find(b"]]") + 2
-    if not table.startswith(b"[[") or end < 2:
+    end = _END.search(body, named.end())
+    if named["value"] != b"[" or end is None:
         raise ValueError("context_logits is no table of numbers")
-    rest = body[: len(body) - len(table)] + b"null" + table[end:]
-    text = table[:end]
-    rows = text.count(b"[") - 1
-    numbers = np.fromstring(text.translate(None, b"[] \n\t").decode(), dtype=np.float64, sep=",")
+    table = body[named.end() : end.start()]
+    rest = body[: named.start("value")] + b"null" + body[end.end() :]
+    rows = table.count(b"[")
+    numbers = np.fromstring(table.translate(None, b"[] \n\t").decode(), dtype=np.float64, sep=",")
     if rows < 1 or numbers.size % rows:
         raise ValueError(f"context_logits has {rows} rows of unequal length")
     return json.loads(rest), numbers.reshape(rows, -1)

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, replace
 
+from pipelines.errors import Problem
 from pipelines.flow.store import Fact
+
+FEW = 3
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,3 +62,18 @@ class Pairing:
         """A fact that is a text, None where it is unknown."""
         found = self.facts.get(fact)
         return found if isinstance(found, str) else None
+
+
+def told(found: Iterable[tuple[str, str, Problem]]) -> list[Problem]:
+    """Problems of (variant, engine, problem), keys saying whose they are; one that variants share is told once."""
+    shared: dict[tuple[str, str], tuple[Problem, list[str]]] = {}
+    for variant, engine, problem in found:
+        shared.setdefault((engine, str(problem)), (problem, []))[1].append(f"variant.{variant}")
+    return [
+        replace(problem, key=f"{problem.key} ({_listed(variants)} in engine.{engine})")
+        for (engine, _), (problem, variants) in shared.items()
+    ]
+
+
+def _listed(variants: list[str]) -> str:
+    return ", ".join(variants) if len(variants) <= FEW else f"{len(variants)} variants"

@@ -35,15 +35,9 @@ def hardware(case: Case) -> Iterator[Problem]:
 
 def release(case: Case) -> Iterator[Problem]:
     """Unified checkpoints of ModelOpt are read from some release on."""
-    if case.method == "modelopt" and _order(case.release) < _order(rules.FIRST_UNIFIED):
+    if case.method == "modelopt" and rules.order(case.release) < rules.order(rules.FIRST_UNIFIED):
         message = f"ModelOpt's checkpoints are read from {rules.FIRST_UNIFIED} on"
         yield Problem("engine.release", case.release, message)
-
-
-def _order(named: str) -> tuple[int, ...]:
-    """1.3.0rc5 comes before 1.3.0, and 1.10 after 1.9."""
-    numbers, _, candidate = named.partition("rc")
-    return (*map(int, numbers.split(".")), int(candidate) if candidate else 10**6)
 
 
 def formats(case: Case) -> Iterator[Problem]:

@@ -1,4 +1,4 @@
-"""What TensorRT-LLM can build and load, as tables, each with where it comes from. Nothing here computes.
+"""What TensorRT-LLM can build and load, as tables, each with where it comes from.
 
 Sources are public: documentation and sources of TensorRT-LLM around 1.2 (`docs`, a file's name), its issues (#n), and
 ModelOpt's documentation. What they do not list is refused before a GPU is tried; who knows better edits a table.
@@ -20,6 +20,13 @@ LAST_WITH_BUILDER = "1.2.1"
 
 FIRST_UNIFIED = "1.2.0"
 """Oldest release that reads ModelOpt's unified checkpoints, by ModelOpt's documentation."""
+
+
+def order(release: str) -> tuple[int, ...]:
+    """A key that sorts releases: 1.3.0rc5 comes before 1.3.0, and 1.10 after 1.9."""
+    numbers, _, candidate = release.partition("rc")
+    return (*map(int, numbers.split(".")), int(candidate) if candidate else 10**6)
+
 
 # --- formats by GPU ----------------------------------------------------------------------------------------------
 

@@ -28,12 +28,22 @@ def _lines(settings: Mapping[str, Any], indent: str) -> list[str]:
 
 def _key(name: str) -> str:
     plain = re.fullmatch(r"[A-Za-z_]\w*", name, re.ASCII) and name.lower() not in _READ_AS_OTHERS
-    return name if plain else json.dumps(name)
+    return name if plain else _quoted(name)
 
 
 def _scalar(value: Any) -> str:
     """JSON, but for numbers such as 1e-05, which YAML readers take for a text unless they have a point."""
-    text = json.dumps(value)
+    text = _quoted(value)
     if isinstance(value, float) and "." not in text:
         text = text.replace("e", ".0e")
     return text
+
+
+def _quoted(value: Any) -> str:
+    """JSON in ASCII, but for its surrogate pairs, which YAML does not put together."""
+
+    def one(pair: re.Match[str]) -> str:
+        high, low = (int(half, 16) for half in pair.groups())
+        return f"\\U{0x10000 + ((high - 0xD800) << 10) + low - 0xDC00:08x}"
+
+    return re.sub(r"\\u(d[89ab]..)\\u(d[c-f]..)", one, json.dumps(value))
