@@ -480,13 +480,28 @@ def test_two_runs_make_one_environment_and_a_half_made_one_is_replaced(index: Pa
     assert (True, [], []) == (wanted.made, wanted.drift(), wanted.beyond())
 
 
-def test_only_a_repair_makes_a_changed_environment_anew(index: Path, tmp_path: Path) -> None:
-    """What was installed by hand is drift; making says that the environment is there, and repairing replaces it."""
-    wanted = locked(tmp_path, index, "pydantic==2.0\n")
+def test_progress_is_told_by_distribution(index: Path, tmp_path: Path) -> None:
+    """Whoever waits sees what pip is at."""
     told: list[str] = []
-    assert "made" == venvs.make(wanted, lambda done, total, what: told.append(what))
+    venvs.make(locked(tmp_path, index, "pydantic==2.0\n"), lambda done, total, what: told.append(what))
     assert ["making the environment", "pydantic-2.0-py3-none-any.whl", "installing"] == told
+
+
+@pytest.mark.parametrize("installer", ["pip", "uv"])
+def test_only_a_repair_makes_a_changed_environment_anew(
+    index: Path, tmp_path: Path, installer: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What was installed by hand is drift; making says that the environment is there, and repairing replaces it."""
+    if installer == "uv":
+        if not (Path(sys.prefix) / "bin" / "uv").exists():
+            pytest.skip("needs uv, which `make install` brings")
+        monkeypatch.setenv("PATH", f"{sys.prefix}/bin:{os.environ['PATH']}")
+        monkeypatch.setenv("UV_CACHE_DIR", str(tmp_path / "cache"))
+    wanted = locked(tmp_path, index, LIBRARY, installer=installer, no_deps=["oldlib"])
+    assert "made" == venvs.make(wanted, nobody)
+    assert installer == json.loads((wanted.path / venvs.NOTE).read_text())["installer"]
     (info,) = wanted.site_packages.glob("pydantic-*.dist-info")
+    (info / "METADATA").unlink()  # uv's environments share files with its cache
     (info / "METADATA").write_text("Metadata-Version: 2.1\nName: pydantic\nVersion: 2.1\n")
     assert ["pydantic is locked at 2.0, installed: 2.1"] == [str(d) for d in wanted.drift()]
     assert ("there", "made") == (venvs.make(wanted, nobody), venvs.make(wanted, nobody, repair=True))
