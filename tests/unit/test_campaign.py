@@ -204,6 +204,33 @@ def test_one_graph_serves_engines_for_several_gpus(opened: Open) -> None:
     assert (one.graph.key, True) == (other.graph.key, one.built.key != other.built.key)
 
 
+def test_an_engine_that_nothing_serves_is_built_and_not_judged(opened: Open) -> None:
+    """It comes from a graph of its own and goes into the decision with its reason; no score or probe waits for it."""
+    made = assembled(opened("variant=[baseline]", "engine=[tensorrt_rtx,ort_genai]"))
+    compiled, served = made.candidates
+    graph = compiled.graph
+    assert graph is not None and made.latency is not None
+    assert ("baseline@tensorrt_rtx", {}) == (compiled.label, compiled.scores)
+    assert {"variant": compiled.quantized, "reference": compiled.checked, "graph": graph} == compiled.built.inputs
+    assert ("current", "tensorrt_rtx") == (graph.runs_in.name, compiled.built.runs_in.name)
+    assert (served.built,) == made.latency.inputs["engines"]
+    assert "baseline@ort_genai" == made.decision.config.reference
+    told = {c.label: (c.status, bool(c.unjudged)) for c in made.decision.config.candidates}
+    assert {"baseline@tensorrt_rtx": ("ok", True), "baseline@ort_genai": ("ok", False)} == told
+
+
+def test_one_graph_serves_engines_for_several_gpus(opened: Open) -> None:
+    """Other compute capabilities are another engine of the same graph."""
+    one, other = (
+        assembled(
+            opened("variant=[baseline]", "engine=[tensorrt_rtx]", f"engine.tensorrt_rtx.compute_capabilities={sms}")
+        ).candidates[0]
+        for sms in ("[89]", "[80,120]")
+    )
+    assert one.graph is not None and other.graph is not None
+    assert (one.graph.key, True) == (other.graph.key, one.built.key != other.built.key)
+
+
 def test_a_failed_variant_is_decided_on_as_failed(opened: Open) -> None:
     """Its scores and engine leave the decision's inputs, its reason enters; the others keep their keys."""
     campaign = opened("variant=[baseline,rtn_w4a16_g64]")
