@@ -178,34 +178,6 @@ def test_an_engine_that_would_change_nothing_is_left_out(opened: Open) -> None:
 
 def test_an_engine_that_nothing_serves_is_built_and_not_judged(opened: Open) -> None:
     """It comes from a graph of its own and goes into the decision with its reason; no score or probe waits for it."""
-    campaign = opened("variant=[baseline]", "engine=[tensorrt_rtx,ort_genai]")
-    made = assembled(campaign)
-    compiled, served = made.candidates
-    assert ("baseline@tensorrt_rtx", {}) == (compiled.label, compiled.scores)
-    assert (compiled.graph, compiled.checked) == (compiled.built.inputs["graph"], compiled.built.inputs["reference"])
-    assert ("graph", "current", "tensorrt_rtx") == (
-        compiled.built.inputs["graph"].stage.kind, compiled.graph.runs_in.name, compiled.built.runs_in.name,
-    )  # fmt: skip
-    assert made.latency is not None
-    assert (served.built,) == made.latency.inputs["engines"]
-    assert "baseline@ort_genai" == made.decision.config.reference
-    told = {c.label: (c.status, bool(c.unjudged)) for c in made.decision.config.candidates}
-    assert {"baseline@tensorrt_rtx": ("ok", True), "baseline@ort_genai": ("ok", False)} == told
-
-
-def test_one_graph_serves_engines_for_several_gpus(opened: Open) -> None:
-    """Other compute capabilities are another engine of the same graph."""
-    chosen = "engine.tensorrt_rtx.compute_capabilities"
-    one, other = (
-        assembled(opened("variant=[baseline]", "engine=[tensorrt_rtx]", f"{chosen}={sms}")).candidates[0]
-        for sms in ("[89]", "[80,120]")
-    )
-    assert one.graph is not None and other.graph is not None
-    assert (one.graph.key, True) == (other.graph.key, one.built.key != other.built.key)
-
-
-def test_an_engine_that_nothing_serves_is_built_and_not_judged(opened: Open) -> None:
-    """It comes from a graph of its own and goes into the decision with its reason; no score or probe waits for it."""
     made = assembled(opened("variant=[baseline]", "engine=[tensorrt_rtx,ort_genai]"))
     compiled, served = made.candidates
     graph = compiled.graph
