@@ -55,6 +55,20 @@ def exact(
     return Positions(kl, same, before, after, np.asarray(window, np.int64))
 
 
+def together(parts: Sequence[Positions]) -> Positions:
+    """Put comparisons end to end; windows keep their numbers."""
+    import numpy as np
+
+    known = [p.same_top for p in parts if p.same_top is not None]
+    return Positions(
+        kl=np.concatenate([p.kl for p in parts]),
+        same_top=np.concatenate(known) if len(known) == len(parts) else None,
+        reference=np.concatenate([p.reference for p in parts]),
+        other=np.concatenate([p.other for p in parts]),
+        window=np.concatenate([p.window for p in parts]),
+    )
+
+
 def log_softmax(logits: NDArray[np.floating]) -> Floats:
     """Log-probabilities of logits [positions, vocabulary], in float64."""
     import numpy as np

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from pipelines.divergence.figures import Text
-from pipelines.divergence.positions import Positions, log_softmax, partition_kl
+from pipelines.divergence.positions import ROWS_AT_ONCE, Positions, log_softmax, partition_kl
 from pipelines.errors import EvidenceError
 
 if TYPE_CHECKING:
@@ -67,6 +67,15 @@ def rank(logits: NDArray[np.floating], true: Sequence[int]) -> Ranks:
     """Reduce a window's logits [tokens, vocabulary] to what a reading holds of it: log-probabilities, ids, theirs."""
     import numpy as np
 
+    starts = range(0, len(true), ROWS_AT_ONCE)
+    parts = [_rank(logits[s : s + ROWS_AT_ONCE], np.asarray(true[s : s + ROWS_AT_ONCE])) for s in starts]
+    logprobs, ids, values = zip(*parts, strict=True)
+    return np.concatenate(logprobs), np.concatenate(ids), np.concatenate(values)
+
+
+def _rank(logits: NDArray[np.floating], true: NDArray[np.integer]) -> Ranks:
+    import numpy as np
+
     logprobs = log_softmax(logits)
     count = min(RANKED, logprobs.shape[1])
     best = np.argpartition(logprobs, -count, axis=1)[:, -count:]
@@ -75,7 +84,7 @@ def rank(logits: NDArray[np.floating], true: Sequence[int]) -> Ranks:
     values = np.take_along_axis(logprobs, best, 1)
     missing = ((0, 0), (0, RANKED - count))
     ids = np.pad(best.astype(np.int32), missing, constant_values=ABSENT)
-    return logprobs[np.arange(len(true)), np.asarray(true)], ids, np.pad(values, missing)
+    return logprobs[np.arange(len(true)), true], ids, np.pad(values, missing)
 
 
 def joined(windows: Sequence[Window], parts: Sequence[Ranks]) -> Reading:

@@ -10,13 +10,18 @@ import json
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import httpx
 
+from pipelines.divergence import reading
 from pipelines.engine import context_logits
 from pipelines.engine.capabilities import Capabilities
 from pipelines.errors import EndpointError
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
 
 MAX_WAITS = 60
 LONGEST_WAIT_S = 30.0
@@ -31,6 +36,16 @@ class TokenScore:
     ids: tuple[int, ...]
     logprobs: tuple[float | None, ...]
     greedy: tuple[bool | None, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Ranking:
+    """Of the tokens of a prompt from the wanted start on: log-probabilities, and the most probable tokens at each place
+    by id, best first, with theirs; those are empty where the server names alternatives by text only."""
+
+    logprobs: tuple[float, ...]
+    ids: tuple[tuple[int, ...], ...]
+    values: tuple[tuple[float, ...], ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,18 +85,38 @@ class Endpoint:
         Raises:
             EndpointError: the server cannot score, failed, or answered about other tokens than those sent.
         """
-        if not self.capabilities.scores_prompts:
-            raise EndpointError(f"{self.base_url}: this server gives no log-probabilities of prompts")
-        if not prompts:
-            return []
+        self._require_scores()
         sent = [list(prompt) for prompt in prompts]
         if not self.capabilities.prompt_logprobs:
             return [self._score_by_logits(ids) for ids in sent]
         first = [max(start, 1) for start in starts or [1] * len(sent)]
-        body: Json = {"prompt": sent, "max_tokens": 0, "echo": True, "logprobs": 1, "temperature": 0}
-        body |= {"logprob_start_len": first} if starts and self.capabilities.logprob_start else {}
-        choices = self._choices(self._post(body), len(sent))
+        choices = self._echoed(sent, first if starts else None, 1)
         return [self._score(tuple(ids), n, choice) for ids, n, choice in zip(sent, first, choices, strict=True)]
+
+    def rank(self, prompts: Sequence[Sequence[int]], starts: Sequence[int], top: int) -> list[Ranking]:
+        """Score prompts as `score` does, with up to `top` alternatives at each place from `starts` on.
+
+        Raises:
+            EndpointError: the server cannot score, failed, or answered about other tokens than those sent.
+        """
+        self._require_scores()
+        sent, first = [list(prompt) for prompt in prompts], [max(start, 1) for start in starts]
+        if not self.capabilities.prompt_logprobs:
+            return [self._rank_by_logits(ids, n, top) for ids, n in zip(sent, first, strict=True)]
+        choices = self._echoed(sent, first, max(1, min(top, self.capabilities.top_logprobs)))
+        return [self._ranking(tuple(ids), n, choice) for ids, n, choice in zip(sent, first, choices, strict=True)]
+
+    def _require_scores(self) -> None:
+        if not self.capabilities.scores_prompts:
+            raise EndpointError(f"{self.base_url}: this server gives no log-probabilities of prompts")
+
+    def _echoed(self, sent: list[list[int]], starts: list[int] | None, top: int) -> list[Json]:
+        """The choices of an echo of prompts with log-probabilities."""
+        if not sent:
+            return []
+        body: Json = {"prompt": sent, "max_tokens": 0, "echo": True, "logprobs": top, "temperature": 0}
+        body |= {"logprob_start_len": starts} if starts and self.capabilities.logprob_start else {}
+        return self._choices(self._post(body), len(sent))
 
     def generate(
         self,
@@ -118,7 +153,29 @@ class Endpoint:
             raise self._nonsense(f"{len(ids)} prompt tokens were sent, it counted {tokens_in}")
         return Completion(text, reason, tokens_in, tokens_out)
 
+    def _ranking(self, ids: tuple[int, ...], start: int, choice: Json) -> Ranking:
+        score = self._score(ids, start, choice)
+        logprobs = tuple(value for value in score.logprobs[start:] if value is not None)
+        given = choice["logprobs"]
+        tops, values = (given.get(name) for name in ("top_token_ids", "top_token_logprobs"))
+        if not tops or not values:
+            return Ranking(logprobs, ((),) * len(logprobs), ((),) * len(logprobs))
+        if len(values) != len(ids) or any(
+            len(t) != len(v or ()) for t, v in zip(tops[start:], values[start:], strict=True)
+        ):
+            raise self._nonsense("top_token_logprobs do not match top_token_ids")
+        return Ranking(logprobs, tuple(tuple(t) for t in tops[start:]), tuple(tuple(v) for v in values[start:]))
+
+    def _rank_by_logits(self, ids: list[int], start: int, top: int) -> Ranking:
+        logits, _ = self._by_logits(ids)
+        logprobs, tops, values = reading.rank(logits[start - 1 : -1], ids[start:])
+        best = tuple(tuple(row[:top]) for row in tops.tolist())
+        return Ranking(tuple(logprobs.tolist()), best, tuple(tuple(row[:top]) for row in values.tolist()))
+
     def _score_by_logits(self, ids: list[int]) -> TokenScore:
+        return self._by_logits(ids)[1]
+
+    def _by_logits(self, ids: list[int]) -> tuple[NDArray[np.float64], TokenScore]:
         """One prompt a request: its logits are tokens times vocabulary numbers, as text."""
         body = self._posted({"prompt": ids, **context_logits.REQUEST})
         try:
@@ -128,7 +185,7 @@ class Endpoint:
             logprobs, greedy = context_logits.score(ids, logits)
         except ValueError as error:
             raise self._nonsense(str(error)) from None
-        return TokenScore(tuple(ids), logprobs, greedy)
+        return logits, TokenScore(tuple(ids), logprobs, greedy)
 
     def _post(self, body: Json) -> Json:
         content = self._posted(body)

@@ -9,7 +9,7 @@ from typing import Any
 import httpx
 import pytest
 
-from pipelines.engine.endpoint import Capabilities, Completion, Endpoint, TokenScore
+from pipelines.engine.endpoint import Capabilities, Completion, Endpoint, Ranking, TokenScore
 from pipelines.errors import EndpointError
 
 Json = dict[str, Any]
@@ -85,6 +85,49 @@ def test_an_answer_about_anything_else_is_an_error(choice: Json, said: str) -> N
     """Scores that are not about the ids sent, or are incomplete, are never used."""
     with pytest.raises(EndpointError, match=said):
         endpoint(lambda _: httpx.Response(200, json={"choices": [choice]})).score([[1, 2, 3]])
+
+
+def ranked(**changes: Any) -> Json:
+    """A choice about tokens 1, 2, 3 with two alternatives at each place."""
+    tops = {"top_token_ids": [None, [5, 2], [5, 6]], "top_token_logprobs": [None, [-0.5, -1.0], [-0.5, -2.0]]}
+    return scored(0, [1, 2, 3], **tops | changes)
+
+
+def test_alternatives_come_by_id_from_the_wanted_start() -> None:
+    """The request says how many and from where; the answer is cut to there."""
+    seen: list[Json] = []
+
+    def answer(body: Json) -> httpx.Response:
+        seen.append(body)
+        return httpx.Response(200, json={"choices": [ranked()]})
+
+    found = endpoint(answer, logprob_start=True).rank([[1, 2, 3]], [2], 30)
+    assert [Ranking((-1.0,), ((5, 6),), ((-0.5, -2.0),))] == found
+    assert (20, [2]) == (seen[0]["logprobs"], seen[0]["logprob_start_len"])
+
+
+def test_alternatives_that_have_names_only_are_left_out() -> None:
+    """Two tokens may share a text, so texts say nothing of a partition; the true tokens' scores stay."""
+    choice = ranked()
+    del choice["logprobs"]["top_token_logprobs"]
+    client = endpoint(lambda _: httpx.Response(200, json={"choices": [choice]}))
+    assert [Ranking((-1.0, -1.0), ((), ()), ((), ()))] == client.rank([[1, 2, 3]], [1], 20)
+
+
+def test_alternatives_of_another_number_are_an_error() -> None:
+    """Ids without their log-probabilities are no evidence."""
+    choice = ranked(top_token_logprobs=[None, [-0.5], [-0.5, -2.0]])
+    with pytest.raises(EndpointError, match="top_token_logprobs"):
+        endpoint(lambda _: httpx.Response(200, json={"choices": [choice]})).rank([[1, 2, 3]], [1], 20)
+
+
+def test_alternatives_are_computed_where_all_logits_come() -> None:
+    """A server that gives context logits: the softmax of each row, by hand for two tokens."""
+    body = {"choices": [{"index": 0, "context_logits": [[0.0, 0.0], [0.0, 1.0986122886681098]]}]}
+    client = endpoint(lambda _: httpx.Response(200, json=body), prompt_logprobs=False, context_logits=True)
+    ((logprobs, ids, values),) = [(r.logprobs, r.ids, r.values) for r in client.rank([[0, 1]], [1], 1)]
+    assert ((pytest.approx(-0.6931471805599453),), ((0,),)) == (logprobs, ids)
+    assert values[0] == pytest.approx((-0.6931471805599453,))
 
 
 def test_a_completion_carries_text_reason_and_counts() -> None:

@@ -21,7 +21,8 @@ Json = dict[str, Any]
 
 @dataclass(slots=True)
 class LogProbs:
-    """The `logprobs` of a choice: OpenAI's parallel lists, exact ids beside them (`token_ids`, `top_token_ids`)."""
+    """The `logprobs` of a choice: OpenAI's parallel lists, beside them exact ids and what belongs to each of them
+    (`token_ids`, `top_token_ids`, `top_token_logprobs`): names may be shared by tokens."""
 
     names: TokenNames
     offset: int = 0
@@ -31,6 +32,7 @@ class LogProbs:
     text_offset: list[int] = field(default_factory=list)
     token_ids: list[int] = field(default_factory=list)
     top_token_ids: list[list[int] | None] = field(default_factory=list)
+    top_token_logprobs: list[list[float] | None] = field(default_factory=list)
 
     def add(self, token: int, logprob: float | None, ranked: Ranked | None) -> None:
         """Append one token. As with vLLM the chosen token is always among the alternatives."""
@@ -40,6 +42,7 @@ class LogProbs:
         self.token_logprobs.append(logprob)
         self.top_logprobs.append(None if ranked is None or logprob is None else self._top(token, logprob, ranked))
         self.top_token_ids.append(None if ranked is None else [other for other, _ in ranked])
+        self.top_token_logprobs.append(None if ranked is None else [value for _, value in ranked])
         self.text_offset.append(self.offset)
         self.offset += len(name)
 
@@ -59,8 +62,8 @@ class LogProbs:
 
     def json(self) -> Json:
         """The lists as a response field."""
-        listed = ("tokens", "token_logprobs", "top_logprobs", "text_offset", "token_ids", "top_token_ids")
-        return {name: getattr(self, name) for name in listed}
+        listed = ("tokens", "token_logprobs", "top_logprobs", "text_offset", "token_ids")
+        return {name: getattr(self, name) for name in (*listed, "top_token_ids", "top_token_logprobs")}
 
 
 @dataclass(slots=True)
