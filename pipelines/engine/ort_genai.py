@@ -21,7 +21,7 @@ from pipelines.engine.ort_builder import build_graph, copy_tokenizer
 from pipelines.engine.ort_check import Fidelity, check_graph, compare, differing_weights, engine_logits, open_engine
 from pipelines.engine.ort_graph import EngineWeights, carriable
 from pipelines.engine.ort_preflight import preflight, redundant
-from pipelines.errors import StageFailed
+from pipelines.errors import Problem, StageFailed
 from pipelines.flow.progress import report
 from pipelines.flow.store import Fact, facts
 from pipelines.intake.lean import without_unused
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
-__all__ = ["OrtGenaiConfig", "build", "capabilities", "preflight", "redundant", "serve"]
+__all__ = ["OrtGenaiConfig", "build", "capabilities", "misplaced", "preflight", "redundant", "serve"]
 
 MODEL = "model.onnx"
 STEPS = 5
@@ -74,6 +74,12 @@ def serve(engine: Path, port: int, threads: int) -> tuple[list[str], dict[str, s
     """The command of the OpenAI-compatible server for an engine, and what it adds to the environment."""
     argv = [sys.executable, "-m", "pipelines.engine.host", str(engine), "--port", str(port), "--threads", str(threads)]
     return argv, {"OMP_NUM_THREADS": str(threads)}
+
+
+def misplaced(engine: Path) -> list[Problem]:
+    """The runtime chooses kernels when it loads, so an engine runs wherever its toolchain does."""
+    del engine
+    return []
 
 
 def capabilities(engine: Path) -> Capabilities:

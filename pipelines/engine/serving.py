@@ -26,6 +26,7 @@ from pipelines.flow.launch import Launch, serving
 
 HOST = "127.0.0.1"
 PORT_TRIES = 3
+STARTUP_S = 120.0
 GRACE_S = 5.0
 POLL_S = 0.02
 LOG_LINES = 15
@@ -47,17 +48,21 @@ class _PortTaken(EnvironmentProblem):
 
 @contextmanager
 def serve(
-    engine_dir: Path, *, threads: int, log: Path | None = None, startup_timeout_s: float = 120
+    engine_dir: Path, *, threads: int, log: Path | None = None, startup_timeout_s: float | None = None
 ) -> Iterator[Served]:
-    """Serve an engine on a free loopback port; its whole process group ends with the block.
+    """Serve an engine on a free loopback port; its whole process group ends with the block. Without a time to start
+    within, it may take what its card says, or STARTUP_S.
 
     On Linux the server also ends when the calling thread does, however that happens.
 
     Raises:
         EndpointError: it died or did not answer in time; the message ends with its last log lines.
-        EnvironmentProblem: no port could be had in several tries.
+        EnvironmentProblem: no port could be had in several tries, or the engine belongs to another machine.
     """
     card = read_card(engine_dir)
+    if misplaced := target(card.target).misplaced(engine_dir):
+        raise EnvironmentProblem(f"{engine_dir}: cannot run here: {'; '.join(map(str, misplaced))}")
+    allowed_s = startup_timeout_s or card.startup_timeout_s or STARTUP_S
     with ExitStack() as stack:
         path = log or Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="quantgate-"))) / "server.log"
         out = stack.enter_context(path.open("ab"))
@@ -70,7 +75,7 @@ def serve(
             process = _start(started, out)
             stack.callback(_stop, process)
             try:
-                _wait(process, port, card, path, began + startup_timeout_s)
+                _wait(process, port, card, path, began + allowed_s)
             except _PortTaken:
                 if attempt == PORT_TRIES - 1:
                     raise

@@ -38,12 +38,14 @@ class Graph:
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """One kind of engine: `module` has its config and the functions build, preflight, redundant, serve, capabilities.
+    """One kind of engine: `module` has its config and the functions build, preflight, redundant, serve, misplaced,
+    capabilities.
 
     Raise `version` when the code changes what is built; `packages` are the distributions whose versions do.
     `toolchain` is where it is built and served unless a configuration says otherwise; a `device_bound` engine belongs
     to the device it was built on. `unserved` says why engines of this target are built and never scored, "" where they
-    are. Where there is a `graph`, `build` takes its artifact as one more input of that name.
+    are. Where there is a `graph`, `build` takes its artifact as one more input of that name. `deploys` names a function
+    (engine, mounted) -> texts by path, of what a deployment takes besides the serve command.
     """
 
     name: str
@@ -55,6 +57,7 @@ class Target:
     device_bound: bool = False
     unserved: str = ""
     graph: Graph | None = None
+    deploys: str = ""
 
     @property
     def config_type(self) -> str:
@@ -80,6 +83,16 @@ class Target:
         """The command, and additions to its environment, of an OpenAI-compatible server on loopback."""
         command: Command = resolve(f"{self.module}:serve")(engine, port, threads)
         return command
+
+    def misplaced(self, engine: Path) -> list[Problem]:
+        """Find everything that keeps an engine which exists from running on this machine, in its toolchain of now."""
+        found: list[Problem] = resolve(f"{self.module}:misplaced")(engine)
+        return found
+
+    def deployment(self, engine: Path, mounted: str) -> dict[str, str]:
+        """Further texts of a bundle by their path in it; `mounted` is where the engine's directory will lie."""
+        found: dict[str, str] = resolve(self.deploys)(engine, mounted) if self.deploys else {}
+        return found
 
     def capabilities(self, engine: Path) -> Capabilities:
         """What the server of this engine can do."""
@@ -116,6 +129,7 @@ TARGETS: Mapping[str, Target] = {
             packages=_TRTLLM,
             toolchain="trtllm",
             device_bound=True,
+            deploys="pipelines.engine.trtllm.triton:files",
         ),
         Target(
             name="tensorrt_rtx",

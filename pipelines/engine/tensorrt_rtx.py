@@ -18,13 +18,13 @@ from pipelines.engine.capabilities import Capabilities
 from pipelines.engine.card import EngineCard, end_tokens
 from pipelines.engine.plain_graph import MODEL, PlainGraphConfig
 from pipelines.engine.rtx_preflight import preflight
-from pipelines.errors import EndpointError, StageFailed
+from pipelines.errors import EndpointError, Problem, StageFailed
 from pipelines.flow.progress import report
 from pipelines.flow.store import Fact, facts
 from pipelines.quantize.carry import carry_over
 from pipelines.quantize.scheme import Scheme
 
-__all__ = ["TensorrtRtxConfig", "build", "capabilities", "preflight", "redundant", "serve"]
+__all__ = ["TensorrtRtxConfig", "build", "capabilities", "misplaced", "preflight", "redundant", "serve"]
 
 ENGINE = "tensorrt-rtx.engine"
 UNSERVED = "TensorRT-RTX has no server of its own and no engine of it has run here: built, not judged"
@@ -68,6 +68,12 @@ def serve(engine: Path, port: int, threads: int) -> tuple[list[str], dict[str, s
     """
     del port, threads
     raise EndpointError(f"{engine}: {UNSERVED}")
+
+
+def misplaced(engine: Path) -> list[Problem]:
+    """Nothing runs it, so nothing says where it could not."""
+    del engine
+    return []
 
 
 def capabilities(engine: Path) -> Capabilities:

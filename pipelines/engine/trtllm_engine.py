@@ -21,7 +21,7 @@ from pipelines.engine.trtllm.case import Case, Limits, case
 from pipelines.engine.trtllm.checkpoint import Made, digest, provide
 from pipelines.engine.trtllm.compare import differences
 from pipelines.engine.trtllm.options import Checks, Gpu, KvCache, Plugins, Scheduler
-from pipelines.engine.trtllm.record import Record, capabilities, serve
+from pipelines.engine.trtllm.record import Record, capabilities, misplaced, serve
 from pipelines.engine.trtllm.running import run
 from pipelines.engine.trtllm.text import yaml_of
 from pipelines.errors import ConfigError, InputError, Problem, StageFailed
@@ -29,7 +29,7 @@ from pipelines.flow.progress import report
 from pipelines.flow.store import Fact, canonical, facts, sha256_of
 from pipelines.quantize.scheme import Scheme
 
-__all__ = ["TrtllmEngineConfig", "build", "capabilities", "preflight", "redundant", "serve"]
+__all__ = ["TrtllmEngineConfig", "build", "capabilities", "misplaced", "preflight", "redundant", "serve"]
 
 STEPS = 3
 TIMING_CACHE = "timing.cache"

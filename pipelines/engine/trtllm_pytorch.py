@@ -19,7 +19,7 @@ from pipelines.engine.trtllm import capacity, checks, flags, provenance, record,
 from pipelines.engine.trtllm.case import Case, Limits, case
 from pipelines.engine.trtllm.loader import recognized
 from pipelines.engine.trtllm.options import Checks, Gpu, KvCache, Scheduler
-from pipelines.engine.trtllm.record import Record, capabilities, serve
+from pipelines.engine.trtllm.record import Record, capabilities, misplaced, serve
 from pipelines.engine.trtllm.text import yaml_of
 from pipelines.errors import ConfigError, InputError, Problem
 from pipelines.flow.progress import report
@@ -28,7 +28,7 @@ from pipelines.quantize.carry import CARRIED
 from pipelines.quantize.scheme import Scheme
 from pipelines.quantize.transformers4 import as_version_4
 
-__all__ = ["TrtllmPytorchConfig", "build", "capabilities", "preflight", "redundant", "serve"]
+__all__ = ["TrtllmPytorchConfig", "build", "capabilities", "misplaced", "preflight", "redundant", "serve"]
 
 STEPS = 3
 CONFIG = "config.json"

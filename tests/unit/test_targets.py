@@ -16,7 +16,7 @@ from pipelines.flow.stage import resolve
 from pipelines.quantize import scheme as schemes
 
 DEVICE = {"memory_gib": "24"}
-FUNCTIONS = ("preflight", "redundant", "serve", "capabilities")
+FUNCTIONS = ("preflight", "redundant", "serve", "misplaced", "capabilities")
 ORT = TARGETS["ort_genai"]
 
 

@@ -17,9 +17,13 @@ from typing import Literal
 
 from pipelines.config import Strict, parse
 from pipelines.engine.capabilities import Capabilities
-from pipelines.engine.card import EngineCard
+from pipelines.engine.card import EngineCard, end_tokens
+from pipelines.engine.trtllm.deploy import BOUND, mismatches
 from pipelines.engine.trtllm.rules import Backend
-from pipelines.errors import InputError
+from pipelines.errors import InputError, Problem
+from pipelines.flow.device import describe
+from pipelines.flow.store import manifest
+from pipelines.flow.toolchain import CURRENT, told_of
 from pipelines.quantize.carry import carry_over
 
 RECORD, SETTINGS, LOGS = "trtllm.json", "llm.yaml", "logs"
@@ -66,6 +70,12 @@ def read(artifact: Path) -> Record:
 def serve(artifact: Path, port: int, threads: int) -> tuple[list[str], dict[str, str]]:
     """The command of the library's own OpenAI-compatible server on loopback; it names the model by its directory."""
     return argv(read(artifact), artifact, port), {"OMP_NUM_THREADS": str(threads)}
+
+
+def misplaced(artifact: Path) -> list[Problem]:
+    """What of GPUs, driver, image and TensorRT is not as it was when this was built."""
+    made = manifest(artifact)
+    return mismatches(made, describe(), told_of(made.toolchain.get("toolchain", CURRENT.name)).versions(BOUND))
 
 
 def argv(record: Record, artifact: Path, port: int) -> list[str]:
@@ -117,7 +127,7 @@ def write_card(
         native=not native_note,
         native_note=native_note,
         max_length=record.max_seq_len,
-        eos_token_ids=_end_tokens(variant),
+        eos_token_ids=end_tokens(variant),
         bos_token_id=about.get("bos_token_id"),
         vocab_size=int(about["vocab_size"]),
         model_id=record.model,
@@ -125,17 +135,3 @@ def write_card(
         startup_timeout_s=startup_timeout_s,
     )
     (out / "engine.json").write_text(card.model_dump_json(indent=2) + "\n")
-
-
-def _end_tokens(variant: Path) -> list[int]:
-    """generation_config.json first, as transformers has it, then config.json.
-
-    Raises:
-        InputError: neither names one.
-    """
-    for name in ("generation_config.json", "config.json"):
-        path = variant / name
-        found = json.loads(path.read_text()).get("eos_token_id") if path.is_file() else None
-        if found is not None:
-            return [int(i) for i in found] if isinstance(found, list) else [int(found)]
-    raise InputError(f"{variant}: neither generation_config.json nor config.json names an end token (eos_token_id)")
