@@ -38,6 +38,22 @@ def requests(evalset: Evalset) -> Iterator[tuple[str, int]]:
             yield (text if answer is None else f"{text}{delimiter}{answer}"), most
 
 
+def answered(evalset: Evalset, line: str) -> str | None:
+    """An item's prompt with its right answer behind it, or alone where the task file does not tell the answer; None
+    where it tells no prompt."""
+    task = evalset.task
+    context, target = _renderer(task.get("doc_to_text")), _renderer(task.get("doc_to_target"))
+    if context is None or task.get("output_type") not in ("generate_until", "multiple_choice", "loglikelihood"):
+        return None
+    doc = json.loads(line)
+    text, answer = context(doc), None if target is None else target(doc)
+    if answer is not None and task.get("output_type") == "multiple_choice":
+        offered = _answers(task, "multiple_choice")(doc)
+        place = int(answer) if answer.isdecimal() else offered.index(answer) if answer in offered else len(offered)
+        answer = offered[place] if place < len(offered) else None
+    return text if answer is None else f"{text}{task.get('target_delimiter', DEFAULT_DELIMITER)}{answer}"
+
+
 def _max_new(task: Mapping[str, object]) -> int:
     given = task.get("generation_kwargs")
     asked = given.get("max_gen_toks") if isinstance(given, Mapping) else None

@@ -1,6 +1,7 @@
 """What a variant predicts on held-out text, by transformers in float32: the yardstick its engine is held to.
 
-The same windows of token ids are scored for the base and for every variant, so perplexities compare.
+The same windows of token ids are scored for the base and for every variant, so perplexities compare; how far a
+variant's predictions are from the base's, both run here, is what quantization lost.
 """
 
 from __future__ import annotations
@@ -13,8 +14,9 @@ from typing import TYPE_CHECKING, ClassVar
 from pydantic import Field
 
 from pipelines.config import Strict
+from pipelines.divergence import figures, reading
+from pipelines.divergence.reading import Window
 from pipelines.errors import InputError, StageFailed
-from pipelines.flow.progress import report
 from pipelines.flow.store import Fact, facts
 from pipelines.intake.lean import without_unused
 
@@ -39,7 +41,9 @@ class ReferenceConfig(Strict):
 
 @without_unused()
 def run_reference(config: ReferenceConfig, out: Path, *, variant: Path, base: Path | None = None) -> dict[str, Fact]:
-    """Score held-out windows on the reloaded variant. Without `base`, the variant is the base.
+    """Score held-out windows on the reloaded variant, and how far it diverges from the base on them.
+
+    Without `base` the variant is the base, and all its logits are kept for the comparisons to come.
 
     Raises:
         StageFailed: the checkpoint does not load cleanly, tokenizes the text differently from the base, or its
@@ -47,21 +51,17 @@ def run_reference(config: ReferenceConfig, out: Path, *, variant: Path, base: Pa
     """
     import numpy as np
 
-    from pipelines.quantize.reload import load, next_token_logprobs, perplexity
-    from pipelines.quantize.reload import logits as logits_of
+    from pipelines.quantize import predictions
+    from pipelines.quantize.reload import load, perplexity
 
     ids = windows_of(config, variant)
     if base is not None and not np.array_equal(ids, load_tokens(base)[0]):
         raise StageFailed(
             f"{variant}: its tokenizer gives other ids for {config.text_path} than the base's; copy the base's"
         )
-    loaded = load(variant)
-    rows = []
-    for done, row in enumerate(ids):
-        report(done, len(ids), "held-out windows")
-        rows.append(next_token_logprobs(logits_of(loaded, row)[0], row))
-    report(len(ids), len(ids), "held-out windows")
-    logprobs = np.stack(rows)
+    windows, loaded = [Window("held_out", tuple(int(i) for i in row), 1) for row in ids], load(variant)
+    scored = predictions.keep(loaded, windows, out) if base is None else predictions.against(loaded, windows, base)
+    logprobs = np.stack(scored.reading.logprobs).astype(np.float32)
     found = perplexity(logprobs)
     baseline = float(facts(base)["perplexity"] or 0) if base is not None else found
     if not found <= config.max_ratio * baseline:
@@ -70,11 +70,15 @@ def run_reference(config: ReferenceConfig, out: Path, *, variant: Path, base: Pa
             f"{baseline:.4g}: the checkpoint loads as noise (bound: held_out.max_ratio)"
         )
     np.savez(out / TOKENS, ids=ids, logprobs=logprobs)
+    reading.write(out, scored.reading)
+    rows = predictions.rows(scored, loaded.implementation)
+    figures.write(out, rows)
     return {
         "perplexity": found,
         "base_perplexity": baseline,
         "tokens": int(logprobs.size),
         "implementation": loaded.implementation,
+        "kl_mean": rows[0].figures.kl_mean if rows else None,
     }
 
 
