@@ -17,7 +17,7 @@ from pathlib import Path
 
 from pipelines.errors import EnvironmentProblem
 from pipelines.flow.tether import tethered
-from pipelines.flow.toolchain import ContainerConfig, Toolchain
+from pipelines.flow.toolchain import CARRIED, ContainerConfig, Toolchain
 
 STORE = "/quantgate/store"
 PACKAGES = "/quantgate/packages"
@@ -84,7 +84,7 @@ def inner_env(spec: ContainerConfig, extra: Mapping[str, str]) -> dict[str, str]
         "HF_HUB_DISABLE_TELEMETRY": "1",
     }
     offline = {"HF_HUB_OFFLINE": "1", "TRANSFORMERS_OFFLINE": "1"} if spec.network == "none" else {}
-    return own | offline | {k: v for k, v in extra.items() if k != "PYTHONPATH"} | spec.env
+    return own | offline | {k: v for k, v in extra.items() if k not in ("PYTHONPATH", CARRIED)} | spec.env
 
 
 def mounts(spec: ContainerConfig, store: Path, package: Path, inputs: Iterable[Path]) -> list[Mount]:

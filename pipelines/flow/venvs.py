@@ -98,12 +98,14 @@ def make(wanted: Venv, tell: Tell, *, repair: bool = False) -> Literal["made", "
     Raises:
         EnvironmentProblem: no interpreter of that version, or the installer failed; nothing half-made is left.
     """
+    if _good(wanted, repair=repair):  # without its lock, which a stage that runs in it may hold for hours
+        return "there"
     try:
         wanted.path.parent.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise EnvironmentProblem(f"paths.toolchains={str(wanted.path.parent)!r}: {error.strerror}") from None
     with _alone(wanted, tell):
-        if wanted.made and not (repair and wanted.drift()):
+        if _good(wanted, repair=repair):
             return "there"
         shutil.rmtree(wanted.path, ignore_errors=True)
         try:
@@ -112,6 +114,10 @@ def make(wanted: Venv, tell: Tell, *, repair: bool = False) -> Literal["made", "
             shutil.rmtree(wanted.path, ignore_errors=True)
             raise
     return "made"
+
+
+def _good(wanted: Venv, *, repair: bool) -> bool:
+    return wanted.made and not (repair and wanted.drift())
 
 
 def _lock(wanted: Venv) -> Path:

@@ -23,6 +23,8 @@ from pipelines.errors import Problem
 from pipelines.flow import venvs
 from pipelines.flow.executor import Event, Outcome, execute
 from pipelines.flow.launch import PACKAGE, launch, package_path, serving
+from pipelines.flow.locks import Held
+from pipelines.flow.locks import locked as locked_file
 from pipelines.flow.plan import plan
 from pipelines.flow.stage import Stage, Step
 from pipelines.flow.store import Manifest, Store, hash_tree, manifest
@@ -528,6 +530,15 @@ def test_an_interpreter_that_is_not_there_is_told(index: Path, tmp_path: Path, m
         venvs.EnvironmentProblem, match=r"toolchain\.old\.python='3\.77': no python3\.77 on PATH that runs"
     ):
         venvs.make(wanted, nobody)
+
+
+def test_an_environment_in_use_is_not_made_anew(bare: Toolchain) -> None:
+    """One that is as its lock says is simply there; a repair of one that is not waits for the stages that run in it."""
+    where = venvs.venv(bare, bare.spec)  # type: ignore[arg-type]
+    with venvs.in_use(where), venvs.in_use(where):  # stages share it
+        assert "there" == venvs.make(where, nobody, repair=True)
+        with pytest.raises(Held), locked_file(where.path.with_name(f".{where.path.name}.lock"), wait_s=0):
+            pass
 
 
 def test_a_changed_lock_is_another_environment(index: Path, tmp_path: Path) -> None:

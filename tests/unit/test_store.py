@@ -9,6 +9,7 @@ import pytest
 
 from pipelines.errors import EnvironmentProblem, EvidenceError
 from pipelines.flow import store as st
+from pipelines.flow.locks import Held, locked
 from pipelines.flow.store import Manifest, Store
 
 
@@ -96,6 +97,38 @@ def test_a_store_that_cannot_be_made_names_its_key(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(EnvironmentProblem, match=r"paths\.store"):
         Store(tmp_path / "file").prepare()
+
+
+def test_links_to_other_artifacts_are_relative(store: Store, tmp_path: Path) -> None:
+    """The store can be moved, or mounted under another path; links to elsewhere stay as they are."""
+    first, outside = _make(store), tmp_path / "outside.txt"
+    outside.write_text("far")
+    with store.staging("thing", "b" * 64) as out:
+        (out / "deep").mkdir()
+        (out / "near.txt").symlink_to(first / "data.txt")
+        (out / "deep" / "near.txt").symlink_to(first / "data.txt")
+        (out / "far.txt").symlink_to(outside)
+        st.relink(out, store.root)
+        second = store.commit(out, _record("b" * 64, st.hash_tree(out)))
+    assert (f"../../thing/{first.name}/data.txt", str(outside)) == tuple(
+        str((second / name).readlink()) for name in ("near.txt", "far.txt")
+    )
+    moved = store.root.rename(tmp_path / "moved")
+    assert "hello" == (moved / "thing" / second.name / "deep" / "near.txt").read_text()
+
+
+def test_a_lock_is_one_writers_or_many_readers(tmp_path: Path) -> None:
+    """Readers share; a writer waits, or is told at once where it would not wait."""
+    path = tmp_path / "lock"
+    with (
+        locked(path, shared=True),
+        locked(path, shared=True),
+        pytest.raises(Held, match="another"),
+        locked(path, wait_s=0),
+    ):
+        pass
+    with locked(path, wait_s=0), pytest.raises(Held), locked(path, wait_s=0.1, shared=True):
+        pass
 
 
 def test_canonical_text_does_not_depend_on_order() -> None:

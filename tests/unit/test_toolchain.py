@@ -15,7 +15,7 @@ from pipelines.compose import compose
 from pipelines.errors import ConfigError, Problem
 from pipelines.flow import containers, lockfile, surroundings
 from pipelines.flow.placement import Placement
-from pipelines.flow.toolchain import ContainerConfig, Toolchain, VenvConfig, toolchains, versions
+from pipelines.flow.toolchain import CARRIED, ContainerConfig, Toolchain, VenvConfig, toolchains, versions
 from tests import fake_docker
 
 DIGEST = "sha256:" + "0123456789abcdef" * 4
@@ -39,7 +39,7 @@ def legacy(tmp_path: Path) -> dict[str, Any]:
 def test_the_shipped_toolchains_are_valid() -> None:
     """conf/toolchain/ parses without a problem, and the legacy lock pins what its quantizers and the worker need."""
     found, problems = read(compose([])["toolchain"])
-    assert ([], ["current", "legacy", "trtllm"]) == (problems, sorted(found))
+    assert ([], True) == (problems, {"current", "legacy", "trtllm"} <= found.keys())
     assert [] == found["legacy"].lacks(["autoawq", "auto-gptq", "torch", "transformers", "pydantic"])
     assert "4.51.3" == found["legacy"].pinned["transformers"]
 
@@ -269,11 +269,11 @@ def test_our_environment_does_not_go_into_a_container(monkeypatch: pytest.Monkey
     """Only what the stage is told and what the toolchain says; without a network it is told to ask no hub."""
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "x")
     spec = ContainerConfig.model_validate(IMAGE | {"env": {"TRTLLM_X": "1"}})
-    env = containers.inner_env(spec, {"OMP_NUM_THREADS": "2", "PYTHONPATH": "/ours"})
+    env = containers.inner_env(spec, {"OMP_NUM_THREADS": "2", "PYTHONPATH": "/ours", CARRIED: "{}"})
     assert ("1", "2", "1", containers.PACKAGES) == tuple(
         env[n] for n in ("TRTLLM_X", "OMP_NUM_THREADS", "HF_HUB_OFFLINE", "PYTHONPATH")
     )
-    assert "AWS_SECRET_ACCESS_KEY" not in env
+    assert not {"AWS_SECRET_ACCESS_KEY", CARRIED} & env.keys()
 
 
 def test_mounts_are_the_store_the_package_the_model_cache_and_what_inputs_link_to(tmp_path: Path) -> None:
