@@ -11,7 +11,7 @@ from typing import Any, Literal
 from pydantic import BaseModel, Field, PositiveInt, ValidationError
 
 from pipelines.config import Strict, find, parse, problems_of
-from pipelines.decide.gate import EvalCard, GateConfig
+from pipelines.decide.gate import EvalCard, GateConfig, Looks
 from pipelines.decide.gate import problems as gate_problems
 from pipelines.divergence.prompts import DivergenceConfig, draw
 from pipelines.engine.pairing import Pairing, Workload, told
@@ -174,7 +174,11 @@ def open_campaign(data: Mapping[str, Any]) -> Campaign:
                 "reference", config.reference, "is not among the variants", closest(config.reference, config.variant)
             )
         )
-    problems += gate_problems(config.gate, config.evalset, [p.name for p in config.probe.profiles])
+    slices: dict[str, set[str]] = {e.name: {item.slice for item in e.items} for e in evalsets}
+    if len(evalsets) < len(config.evalset):  # one could not be read, so what it is called is not known
+        slices = {name: set() for name in config.evalset} | slices
+    problems += gate_problems(config.gate, slices, [p.name for p in config.probe.profiles])
+    problems += _unplanned_looks(config.gate.looks, evalsets)
     if base is not None:
         problems += _misfits(variants, base)
         problems += _namings(variants, base)
@@ -301,6 +305,18 @@ def _drawn(evalset: Evalset, config: CampaignConfig) -> Evalset:
     if most is None or evalset.config.limit is not None:
         return evalset
     return load_evalset(evalset.config.model_copy(update={"limit": most}))
+
+
+def _unplanned_looks(looks: Looks, evalsets: list[Evalset]) -> Iterator[Problem]:
+    """Eval sets whose draw is not the share of items at which this look was planned, give or take one in twenty."""
+    planned = looks.at[looks.number - 1]
+    for evalset in evalsets if len(looks.at) > 1 else ():
+        every, wanted = len(evalset.items), round(planned * len(evalset.items))
+        if every and abs(evalset.size - wanted) > max(1.0, every / 20):
+            yield Problem(
+                f"evalset.{evalset.name}.limit", evalset.config.limit,
+                f"look {looks.number} of {len(looks.at)} is planned at {wanted} of {every} items, not {evalset.size}",
+            )  # fmt: skip
 
 
 def _misfits(variants: list[Variant], base: Inspected) -> list[Problem]:

@@ -80,9 +80,8 @@ def _groups(
         return values, np.ones_like(values)
     numbers = {name: n for n, name in enumerate(dict.fromkeys(clusters))}
     at = np.array([numbers[name] for name in clusters])
-    sums: NDArray[np.float64] = np.bincount(at, weights=values)
-    sizes: NDArray[np.float64] = np.bincount(at).astype(np.float64)
-    return sums, sizes
+    sums = np.asarray(np.bincount(at, weights=values), dtype=np.float64)
+    return sums, np.asarray(np.bincount(at), dtype=np.float64)
 
 
 def _resampled(sums: NDArray[np.float64], sizes: NDArray[np.float64], resamples: int) -> NDArray[np.float64]:

@@ -103,10 +103,13 @@ def _point(candidate: Candidate, gate: GateConfig) -> Point:
 
 
 def _adjusted(candidates: Sequence[Candidate], gate: GateConfig) -> dict[str, float]:
-    """Give each variant's largest p-value, after Holm over the variants tested in engines that could be promoted."""
+    """Give each variant's largest p-value, after Holm over the variants tested in engines that could be promoted.
+
+    A comparison judged at a level of its own enters as p * alpha / level, so that all are on the scale of the gate's.
+    """
     largest = {}
     for candidate in candidates:
-        p_values = [v.p_value for v in gating(candidate) if v.p_value is not None]
+        p_values = [min(1.0, v.p_value * gate.alpha / v.alpha) for v in gating(candidate) if v.p_value is not None]
         if p_values and candidate.native and not candidate.reference and not candidate.simulated:
             largest[candidate.label] = max(p_values)
     if gate.several_variants == "none":

@@ -2,24 +2,42 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Collection
+from collections.abc import Collection, Iterator, Mapping
+from dataclasses import dataclass
 from typing import Annotated, Literal, Self
 
-from pydantic import Field, model_validator
+from pydantic import Discriminator, Field, Tag, model_validator
 
 from pipelines.config import Strict
-from pipelines.decide import stats
+from pipelines.decide import looks
 from pipelines.errors import Problem, closest
 
 Family = Literal["strict", "standard", "loose", "perplexity"]
 LatencyMetric = Literal["ttft_ms", "tpot_ms", "e2e_ms"]
-Margin = Annotated[float, Field(gt=0, lt=1)]
 OVERALL = "all"
 
 
+class Relative(Strict):
+    """A loss allowed as a share of the reference's own score: 0.02 asks for a recovery of at least 98%."""
+
+    relative: float = Field(gt=0, lt=1)
+
+
+def _kind_of_margin(value: object) -> str:
+    return "[relative]" if isinstance(value, Mapping | Relative) else "float"
+
+
+Margin = Annotated[
+    Annotated[float, Field(gt=0, lt=1), Tag("float")] | Annotated[Relative, Tag("[relative]")],
+    Discriminator(_kind_of_margin),
+]
+Alpha = Annotated[float, Field(gt=0, le=0.25)]
+Power = Annotated[float, Field(ge=0.5, lt=1)]
+
+
 class Margins(Strict):
-    """The loss allowed by task family, in the metric's own unit: 0.01 is one point of accuracy.
+    """The loss allowed by task family: a number in the metric's own unit (0.01 is one point of accuracy), or
+    `{relative: 0.02}` for a share of the reference's score.
 
     Perplexity sets are scored in nats per token, so 0.05 allows a perplexity exp(0.05) = 1.051 times the reference's.
     """
@@ -30,11 +48,27 @@ class Margins(Strict):
     perplexity: Margin = 0.05
 
 
-class SetRule(Strict):
-    """What one eval set, or slices of it, are allowed to lose instead."""
+class SliceRule(Strict):
+    """What one slice is judged by instead; a bare number is its margin."""
 
     margin: Margin | None = None
-    slices: dict[str, Margin] = Field(default_factory=dict)
+    alpha: Alpha | None = None
+    power: Power | None = None
+
+    @model_validator(mode="before")
+    @classmethod
+    def _bare_margin(cls, data: object) -> object:
+        bare = not isinstance(data, SliceRule) and (not isinstance(data, Mapping) or set(data) == {"relative"})
+        return {"margin": data} if bare else data
+
+
+class SetRule(Strict):
+    """What one eval set, or slices of it, are judged by instead."""
+
+    margin: Margin | None = None
+    alpha: Alpha | None = None
+    power: Power | None = None
+    slices: dict[str, SliceRule] = Field(default_factory=dict)
 
 
 class Axis(Strict):
@@ -54,6 +88,26 @@ class SpeedRule(Strict):
     min_speedup: float = Field(default=1.0, gt=0)
 
 
+class Looks(Strict):
+    """The plan of looks at growing data, made before the first one: at which shares of the items, and which it is now.
+
+    Each look is judged at Pocock's level, so that looking again does not raise the risk.
+    """
+
+    at: tuple[float, ...] = (1.0,)
+    number: int = Field(default=1, ge=1)
+
+    @model_validator(mode="after")
+    def _is_a_plan(self) -> Self:
+        if not 1 <= len(self.at) <= looks.MOST:
+            raise ValueError(f"at: {len(self.at)} looks are planned; 1 to {looks.MOST} are allowed")
+        if list(self.at) != sorted(set(self.at)) or self.at[0] <= 0 or self.at[-1] != 1:
+            raise ValueError("at: shares of the items, growing, the last of them 1 (e.g. [0.5, 1])")
+        if self.number > len(self.at):
+            raise ValueError(f"number: look {self.number} of {len(self.at)}; the plan made beforehand has no such look")
+        return self
+
+
 class EvalCard(Strict):
     """What the gate must know of an eval set. `filter` picks among several answers extracted from one output."""
 
@@ -64,6 +118,24 @@ class EvalCard(Strict):
     filter: str | None = None
     margin: Margin | None = None
     slices: dict[str, Margin] = Field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Rule:
+    """What one comparison is judged by. `alpha` is the level of this look."""
+
+    margin: float | Relative
+    alpha: float
+    power: float
+
+    @property
+    def confidence(self) -> float:
+        """Two-sided confidence of the interval that holds the one-sided test."""
+        return 1.0 - 2.0 * self.alpha
+
+    def points(self, reference_score: float) -> float:
+        """The margin in the metric's own unit."""
+        return self.margin.relative * abs(reference_score) if isinstance(self.margin, Relative) else self.margin
 
 
 class GateConfig(Strict):
@@ -78,11 +150,12 @@ class GateConfig(Strict):
     latency: the axis of the Pareto front and the chart.
     """
 
-    alpha: float = Field(default=0.05, gt=0, le=0.25)
-    power: float = Field(default=0.8, ge=0.5, lt=1)
+    alpha: Alpha = 0.05
+    power: Power = 0.8
     expected_flips: float = Field(default=0.05, gt=0, le=1)
     margins: Margins = Margins()
     sets: dict[str, SetRule] = Field(default_factory=dict)
+    looks: Looks = Looks()
     slices: Literal["gate", "report"] = "report"
     several_variants: Literal["holm", "none"] = "holm"
     max_perplexity_ratio: float | None = Field(default=None, gt=1)
@@ -102,58 +175,39 @@ class GateConfig(Strict):
         """Two-sided confidence of the interval that holds the one-sided test."""
         return 1.0 - 2.0 * self.alpha
 
-    def margin(self, eval_set: str, card: EvalCard, slice_name: str = OVERALL) -> float:
-        """Find the loss allowed: the gate's slice, the card's slice, the gate's set, the card, the family."""
-        rule = self.sets.get(eval_set, SetRule())
-        found = (rule.slices.get(slice_name), card.slices.get(slice_name), rule.margin, card.margin)
-        family: float = getattr(self.margins, card.family)
-        return next((m for m in found if m is not None), family)
+    def rule(self, eval_set: str, card: EvalCard, slice_name: str = OVERALL) -> Rule:
+        """Find what a slice is judged by: the gate's word on it, the card's, the gate's on the set, the card's, the
+        family's; then the level of this look."""
+        of_set = self.sets.get(eval_set, SetRule())
+        of_slice = of_set.slices.get(slice_name, SliceRule())
+        margins = (of_slice.margin, card.slices.get(slice_name), of_set.margin, card.margin)
+        family: float | Relative = getattr(self.margins, card.family)
+        alpha = next((a for a in (of_slice.alpha, of_set.alpha) if a is not None), self.alpha)
+        return Rule(
+            margin=next((m for m in margins if m is not None), family),
+            alpha=looks.nominal_alpha(alpha, self.looks.at),
+            power=next((p for p in (of_slice.power, of_set.power) if p is not None), self.power),
+        )
 
 
-def problems(gate: GateConfig, eval_sets: Collection[str], profiles: Collection[str]) -> list[Problem]:
-    """List the names in a gate that nothing will ever match: eval sets and load profiles with a typo."""
-    found = [
-        Problem(f"gate.sets.{name}", name, "no such eval set", closest(name, eval_sets))
-        for name in sorted(gate.sets.keys() - set(eval_sets))
-    ]
-    for key, profile in (("gate.speed.profile", gate.speed.profile), ("gate.latency.profile", gate.latency.profile)):
+def problems(gate: GateConfig, eval_sets: Mapping[str, Collection[str]], profiles: Collection[str]) -> list[Problem]:
+    """List the names in a gate that nothing will ever match: eval sets (given with their slices, of which none may be
+    known) and load profiles with a typo."""
+    return [*_unknown_sets(gate, eval_sets), *_unknown_profiles(gate, profiles)]
+
+
+def _unknown_sets(gate: GateConfig, eval_sets: Mapping[str, Collection[str]]) -> Iterator[Problem]:
+    for name, rule in sorted(gate.sets.items()):
+        if name not in eval_sets:
+            yield Problem(f"gate.sets.{name}", name, "no such eval set", closest(name, eval_sets))
+            continue
+        known = eval_sets[name]
+        for part in sorted(rule.slices.keys() - set(known)) if known else ():
+            yield Problem(f"gate.sets.{name}.slices.{part}", part, "no such slice", closest(part, known))
+
+
+def _unknown_profiles(gate: GateConfig, profiles: Collection[str]) -> Iterator[Problem]:
+    asked = [("gate.speed.profile", gate.speed.profile), ("gate.latency.profile", gate.latency.profile)]
+    for key, profile in asked:
         if profile not in profiles:
-            found.append(Problem(key, profile, "no such load profile", closest(profile, profiles)))
-    return found
-
-
-class Resolution(Strict):
-    """What an eval set of this size can show, before anything is run."""
-
-    eval_set: str
-    items: int
-    margin: float
-    smallest_loss: float
-    items_needed: int
-    enough: bool
-
-
-def resolution(
-    eval_set: str, items: int, card: EvalCard, gate: GateConfig, *, clusters: int | None = None
-) -> Resolution:
-    """Say the smallest loss a set can rule out at its size, and how many items its own margin takes.
-
-    Assumes `expected_flips`, no loss, and inside clusters the prior correlation of `stats.PRIOR_ICC`.
-    """
-    effect = 1.0 + (items / clusters - 1.0) * stats.PRIOR_ICC if clusters else 1.0
-    margin = gate.margin(eval_set, card)
-    smallest = detectable(items, gate.expected_flips, gate.alpha, gate.power, design_effect=effect)
-    needed = math.ceil(effect * stats.items_needed(gate.expected_flips, margin, gate.alpha, gate.power))
-    return Resolution(
-        eval_set=eval_set,
-        items=items,
-        margin=margin,
-        smallest_loss=smallest,
-        items_needed=needed,
-        enough=smallest <= margin,
-    )
-
-
-def detectable(items: int, flips: float, alpha: float, power: float, *, design_effect: float = 1.0) -> float:
-    """Give the smallest loss that a set of `items` can rule out when a share of `flips` changes and none is lost."""
-    return stats.smallest_loss(max(1.0, items / design_effect), flips, alpha, power) if items else math.inf
+            yield Problem(key, profile, "no such load profile", closest(profile, profiles))

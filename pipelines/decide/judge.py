@@ -7,10 +7,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from pipelines.decide import stats
-from pipelines.decide.gate import OVERALL, EvalCard, GateConfig
+from pipelines.decide.bootstrap import RESAMPLES, bca
+from pipelines.decide.gate import OVERALL, EvalCard, GateConfig, Relative, Rule
 from pipelines.decide.model import Interval, Verdict, VerdictName
 
 FLIPS_CONFIDENCE = 0.6  # two-sided; its upper limit is the one-sided 80% bound of the share of flips
+_ALIKE = ("prompt_hash", "template_id", "slice", "cluster", "filter", "metric", "higher_is_better", "binary")
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,13 +36,17 @@ class Item:
 
 @dataclass(frozen=True, slots=True)
 class Pairs:
-    """Two columns aligned by item; losses are signed so that positive is worse."""
+    """Two columns aligned by item; losses are signed so that positive is worse. `reference` holds its own scores."""
 
     losses: tuple[float, ...]
     clusters: tuple[str, ...] | None
-    reference_score: float
+    reference: tuple[float, ...]
     score: float
     scale: float
+
+    @property
+    def reference_score(self) -> float:
+        return math.fsum(self.reference) / len(self.reference)
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,24 +67,27 @@ def judge(
     Missing or mismatched evidence gives one INVALID verdict and no others.
     """
     ours, theirs = _one_filter(reference or (), card), _one_filter(candidate or (), card)
+    rule = gate.rule(eval_set, card)
     whole = Verdict(
         eval_set=eval_set, slice=OVERALL, metric=card.metric, higher_is_better=card.higher_is_better,
         binary=card.binary, items=len(theirs), clusters=None, reference_score=None, score=None, loss=None,
-        interval=None, margin=gate.margin(eval_set, card), gains=None, losses=None, p_value=None, method="none",
-        verdict="invalid", more_items=None, note="", gates=True,
+        interval=None, margin=rule.points(1.0), gains=None, losses=None, p_value=None, method="none",
+        verdict="invalid", more_items=None, note="", gates=True, alpha=rule.alpha,
+        relative=rule.margin.relative if isinstance(rule.margin, Relative) else None,
     )  # fmt: skip
     problem = mismatch(ours, theirs, card)
     if problem:
         return (whole.model_copy(update={"note": problem}),)
-    verdicts = [_compare(whole, pair(ours, theirs, card), gate, _counted(ours, theirs))]
+    verdicts = [_compare(whole, pair(ours, theirs, card), rule, _counted(ours, theirs))]
     names = sorted({item.slice for item in ours})
     for name in names if len(names) > 1 else ():
-        part = whole.model_copy(
-            update={"slice": name, "margin": gate.margin(eval_set, card, name), "gates": gate.slices == "gate"}
-        )
+        rule = gate.rule(eval_set, card, name)
+        relative = rule.margin.relative if isinstance(rule.margin, Relative) else None
+        changes = {"slice": name, "gates": gate.slices == "gate", "alpha": rule.alpha, "relative": relative}
         inside = {item.item_id for item in ours if item.slice == name}
         few, fewer = ([i for i in side if i.item_id in inside] for side in (ours, theirs))
-        verdicts.append(_compare(part, pair(few, fewer, card), gate, _counted(few, fewer)))
+        part = whole.model_copy(update=changes)
+        verdicts.append(_compare(part, pair(few, fewer, card), rule, _counted(few, fewer)))
     return tuple(verdicts)
 
 
@@ -106,7 +115,7 @@ def mismatch(reference: Sequence[Item], candidate: Sequence[Item], card: EvalCar
 
 
 def _item_mismatch(ours: Item, theirs: Item, card: EvalCard) -> str:
-    for name in ("prompt_hash", "template_id", "slice", "cluster", "filter", "metric", "higher_is_better", "binary"):
+    for name in _ALIKE:
         a, b = getattr(ours, name), getattr(theirs, name)
         if a != b:
             return f"{name} differs (reference {_short(a)}, candidate {_short(b)})"
@@ -149,62 +158,119 @@ def pair(reference: Sequence[Item], candidate: Sequence[Item], card: EvalCard) -
     return Pairs(
         losses=losses,
         clusters=clusters if clustered else None,
-        reference_score=math.fsum(ours) / len(ours),
+        reference=tuple(ours),
         score=math.fsum(others) / len(others),
         scale=scale,
     )
 
 
-def _compare(blank: Verdict, pairs: Pairs, gate: GateConfig, remarks: Sequence[str]) -> Verdict:
+def _compare(blank: Verdict, pairs: Pairs, rule: Rule, remarks: Sequence[str]) -> Verdict:
     n, groups = len(pairs.losses), len(set(pairs.clusters)) if pairs.clusters else None
-    losses, gains = sum(d > 0 for d in pairs.losses), sum(d < 0 for d in pairs.losses)
-    loss = math.fsum(pairs.losses) / n
+    loss, margin = math.fsum(pairs.losses) / n, rule.points(pairs.reference_score)
+    counts = _Counts.of(pairs)
     seen = blank.model_copy(
         update={"items": n, "clusters": groups, "reference_score": pairs.reference_score, "score": pairs.score,
-                "loss": loss, "gains": gains, "losses": losses}
+                "loss": loss, "gains": counts.gains, "losses": counts.losses, "margin": margin}
+        | (_table(pairs, counts, rule) if blank.binary else {})
     )  # fmt: skip
+    if blank.higher_is_better and not any(pairs.reference):
+        return seen.model_copy(update={"note": f"the reference scores 0 on all {n} items: nothing can be lost here"})
     if n < 2 or groups == 1:
         return seen.model_copy(update={"verdict": "inconclusive", "note": "fewer than two independent observations"})
-    finding = (_binary if blank.binary else _graded)(pairs, blank.margin, gate)
+    finding = (_binary if blank.binary else _graded)(pairs, margin, rule)
     low, high = finding.interval
-    verdict: VerdictName = "pass" if high < blank.margin else "fail" if low > blank.margin else "inconclusive"
-    more = stats.more_items(n, finding.variance, loss, blank.margin, gate.alpha, gate.power)
+    verdict: VerdictName = "pass" if high < margin else "fail" if low > margin else "inconclusive"
+    more = stats.more_items(n, finding.variance, loss, margin, rule.alpha, rule.power)
     notes = [*([_what_next(more)] if verdict == "inconclusive" else []), *remarks]
+    if blank.binary and all(pairs.reference):
+        notes.append("the reference is right on every item: only losses can be seen")
     return seen.model_copy(
-        update={"interval": Interval(lower=low, upper=high, confidence=round(gate.confidence, 12)),
-                "p_value": finding.p_value, "method": finding.method, "verdict": verdict,
-                "more_items": more if verdict == "inconclusive" else None, "note": "; ".join(notes)}
+        update={"interval": _interval(low, high, rule), "p_value": finding.p_value, "method": finding.method,
+                "verdict": verdict, "more_items": more if verdict == "inconclusive" else None,
+                "note": "; ".join(notes)}
     )  # fmt: skip
 
 
-def _binary(pairs: Pairs, margin: float, gate: GateConfig) -> _Finding:
+@dataclass(frozen=True, slots=True)
+class _Counts:
+    """The 2x2 table of a binary metric; of a graded one, items that fell and rose."""
+
+    both: int
+    gains: int
+    losses: int
+
+    @classmethod
+    def of(cls, pairs: Pairs) -> _Counts:
+        losses, gains = sum(d > 0 for d in pairs.losses), sum(d < 0 for d in pairs.losses)
+        both = sum(d == 0 and ours > 0 for d, ours in zip(pairs.losses, pairs.reference, strict=True))
+        return cls(both, gains, losses)
+
+
+def _table(pairs: Pairs, counts: _Counts, rule: Rule) -> dict[str, object]:
+    """The 2x2 table with what two other methods make of it, which decides nothing."""
+    neither = len(pairs.losses) - counts.both - counts.gains - counts.losses
+    shown: dict[str, object] = {"both_right": counts.both, "both_wrong": neither}
+    shown["mcnemar_p"] = stats.mcnemar_exact(counts.gains, counts.losses)
+    if pairs.clusters is None:
+        low, high = stats.newcombe_interval(counts.both, counts.gains, counts.losses, neither, rule.confidence)
+        shown["newcombe"] = _interval(-high, -low, rule)
+    return shown
+
+
+def _interval(low: float, high: float, rule: Rule) -> Interval:
+    return Interval(lower=low, upper=high, confidence=round(rule.confidence, 12))
+
+
+def _binary(pairs: Pairs, margin: float, rule: Rule) -> _Finding:
     """Nam/Tango; clustered items count as so many fewer independent ones, with t in place of the normal."""
     n, df, effect = len(pairs.losses), math.inf, 1.0
-    method = "paired score test (Nam/Tango)"
+    clustered = ""
     if pairs.clusters:
-        effect = stats.design_effect(pairs.losses, pairs.clusters, 1.0)
+        effect = stats.design_effect(_contrast(pairs, rule), pairs.clusters, 1.0)
         df = len(set(pairs.clusters)) - 1.0
-        method += f", design effect {effect:.2f}, t with {df:.0f} df"
-    lost = sum(d > 0 for d in pairs.losses) / effect
-    won = sum(d < 0 for d in pairs.losses) / effect
-    size = n / effect
-    low, high = stats.paired_score_interval(won, lost, size, gate.confidence, df)
+        clustered = f", design effect {effect:.2f}, t with {df:.0f} df"
+    counts = _Counts.of(pairs)
+    both, won, lost, size = (x / effect for x in (counts.both, counts.gains, counts.losses, n))
     flips = stats.wilson(lost + won, size, FLIPS_CONFIDENCE)[1]
     loss = max(0.0, (lost - won) / size)
+    variance = effect * max(0.0, flips - loss * loss)
+    if isinstance(rule.margin, Relative):
+        at = pairs.reference_score
+        least, most = stats.ratio_interval(both, won, lost, size, rule.confidence, df)
+        p = stats.upper_tail(stats.ratio_score(both, won, lost, size, 1.0 - rule.margin.relative), df)
+        bounds = ((1.0 - most) * at, (1.0 - least) * at)
+        return _Finding(bounds, p, variance, f"score test of paired ratios (Nam/Blackwelder){clustered}")
+    low, high = stats.paired_score_interval(won, lost, size, rule.confidence, df)
     p = stats.noninferiority_p(won, lost, size, margin, df)
-    return _Finding((-high, -low), p, effect * max(0.0, flips - loss * loss), method)
+    return _Finding((-high, -low), p, variance, f"paired score test (Nam/Tango){clustered}")
 
 
-def _graded(pairs: Pairs, margin: float, gate: GateConfig) -> _Finding:
-    """Paired t, with the variance of whole clusters where there are any."""
-    estimate = stats.cautious_t(pairs.losses, pairs.clusters, pairs.scale, gate.confidence)
+def _contrast(pairs: Pairs, rule: Rule) -> Sequence[float]:
+    """Per item what a relative margin is about, loss - relative * reference score; else the loss itself."""
+    if not isinstance(rule.margin, Relative):
+        return pairs.losses
+    allowed = rule.margin.relative
+    return [loss - allowed * abs(ours) for loss, ours in zip(pairs.losses, pairs.reference, strict=True)]
+
+
+def _graded(pairs: Pairs, margin: float, rule: Rule) -> _Finding:
+    """Paired t, with the variance of whole clusters where there are any, and the BCa bootstrap: the wider of both."""
+    values = _contrast(pairs, rule)
+    shift = margin if isinstance(rule.margin, Relative) else 0.0  # back on the scale of the loss
+    estimate = stats.cautious_t(values, pairs.clusters, pairs.scale, rule.confidence)
     mirrored = replace(estimate, mean=-estimate.mean)
-    method = f"paired t, {estimate.df:.0f} df"
+    low, high = estimate.interval(rule.confidence)
+    p, kind = mirrored.p_at_most(shift - margin), "paired t"
+    resampled = bca(values, pairs.clusters)
+    if resampled is not None:
+        lower, upper = resampled.interval(rule.confidence)
+        low, high, p = min(low, lower), max(high, upper), max(p, resampled.p_at_least(margin - shift))
+        kind = f"wider of paired t and BCa bootstrap ({RESAMPLES} resamples)"
+    method = f"{kind}, {estimate.df:.0f} df"
     if pairs.clusters:
-        effect = stats.design_effect(pairs.losses, pairs.clusters, pairs.scale)
-        method = f"paired t, cluster-robust (design effect {effect:.2f}), {estimate.df:.0f} df"
-    n = len(pairs.losses)
-    return _Finding(estimate.interval(gate.confidence), mirrored.p_at_most(-margin), estimate.se**2 * n, method)
+        effect = stats.design_effect(values, pairs.clusters, pairs.scale)
+        method = f"{kind}, cluster-robust (design effect {effect:.2f}), {estimate.df:.0f} df"
+    return _Finding((low + shift, high + shift), p, estimate.se**2 * len(values), method)
 
 
 def _what_next(more: int | None) -> str:

@@ -19,11 +19,15 @@ class Interval(Strict):
 
 
 class Verdict(Strict):
-    """One paired comparison of a candidate with the reference on one slice of one eval set.
+    """One paired comparison of a candidate with a reference on one slice of one eval set.
 
     Scores are in the metric's own unit. `loss` is how much worse the candidate is (positive is worse,
     whatever the metric's direction); non-inferior means the interval of `loss` lies below `margin`.
     A verdict with `gates` false is shown but does not decide.
+
+    margin: in the metric's own unit, also where it was given as a share of the reference's score (`relative`).
+    alpha: the one-sided level it was judged at. Of binary metrics `both_right`, `gains`, `losses` and `both_wrong` are
+    the 2x2 table; `newcombe` and `mcnemar_p` are what other methods make of it, and decide nothing.
     """
 
     eval_set: str
@@ -46,6 +50,17 @@ class Verdict(Strict):
     more_items: int | None
     note: str
     gates: bool = True
+    alpha: float = 0.05
+    relative: float | None = None
+    both_right: int | None = None
+    both_wrong: int | None = None
+    newcombe: Interval | None = None
+    mcnemar_p: float | None = None
+
+    @property
+    def flips(self) -> int | None:
+        """Items that changed either way."""
+        return None if self.gains is None or self.losses is None else self.gains + self.losses
 
 
 class Latency(Strict):

@@ -81,10 +81,14 @@ class Evalset:
         return len(self.drawn) if self.items else self.config.limit or 0
 
     @property
-    def clusters(self) -> int | None:
-        """How many clusters the drawn items form, or None where every item stands alone."""
-        found = {_group(item) for item in self.drawn}
-        return len(found) if len(found) < len(self.drawn) else None
+    def sizes(self) -> dict[str, tuple[int, int | None]]:
+        """Items that are scored and the clusters they form (None where each stands alone), of "all" and each slice."""
+        parts: dict[str, list[Item]] = {}
+        for item in self.drawn:
+            parts.setdefault(item.slice, []).append(item)
+        return {name: (len(items), _clusters(items)) for name, items in parts.items()} | {
+            "all": (self.size, _clusters(self.drawn))
+        }
 
     @property
     def template_id(self) -> str:
@@ -169,6 +173,11 @@ def _directory(path: str) -> Path:
     if not directory.is_dir():
         raise InputError(f"{directory}: no such directory; an eval set is a directory with {TASK}, {ITEMS} and {CARD}")
     return directory
+
+
+def _clusters(items: Sequence[Item]) -> int | None:
+    found = {_group(item) for item in items}
+    return len(found) if len(found) < len(items) else None
 
 
 def _group(item: Item) -> str:

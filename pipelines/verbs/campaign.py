@@ -15,9 +15,10 @@ from pipelines.campaign import Campaign, free_bytes, open_campaign
 from pipelines.cli import OUTCOME_CODES, UI_PORT, Answer
 from pipelines.compose import compose, sweep
 from pipelines.conduct import Conducted, Timings, Until, conduct, goals
-from pipelines.decide.gate import Resolution, resolution
 from pipelines.decide.model import Decision
+from pipelines.decide.planning import Resolution, Size, resolutions
 from pipelines.errors import EvidenceError
+from pipelines.evaluate.evalset import Evalset
 from pipelines.flow import plan as flow_plan
 from pipelines.flow.inspection import Found, look
 from pipelines.flow.plan import Plan
@@ -51,8 +52,8 @@ def plan(args: argparse.Namespace) -> Answer:
     campaign, store = opened.campaign, opened.store
     assembled = assembly.assemble(campaign, {}, Timings(store).seconds)
     planned = flow_plan.plan(goals(assembled, "run"), store)
-    resolutions = [_resolution(campaign, e.name) for e in campaign.evalsets]
-    _show_plan(planned, resolutions, store.root, every=args.all)
+    resolved = [r for e in campaign.evalsets for r in _resolutions(campaign, e)]
+    _show_plan(planned, resolved, store.root, every=args.all)
     needed = [look(t) for t in planned.toolchains]
     _show_toolchains(needed)
     unjudged = {c.label: c.unjudged for c in assembled.candidates if c.unjudged}
@@ -64,14 +65,14 @@ def plan(args: argparse.Namespace) -> Answer:
         "unjudged": unjudged,
         "seconds": planned.seconds,
         "bytes": planned.size_bytes,
-        "eval_sets": [r.model_dump(mode="json") for r in resolutions],
+        "eval_sets": [r.model_dump(mode="json") for r in resolved],
     }
     return Answer(0, document)
 
 
-def _resolution(campaign: Campaign, name: str) -> Resolution:
-    evalset = next(e for e in campaign.evalsets if e.name == name)
-    return resolution(name, evalset.size, campaign.cards[name], campaign.config.gate, clusters=evalset.clusters)
+def _resolutions(campaign: Campaign, evalset: Evalset) -> tuple[Resolution, ...]:
+    sizes = {name: Size(items, clusters) for name, (items, clusters) in evalset.sizes.items()}
+    return resolutions(evalset.name, sizes, campaign.cards[evalset.name], campaign.config.gate)
 
 
 def _steps(planned: Plan) -> list[dict[str, Any]]:
@@ -124,22 +125,32 @@ def _cost(planned: Sequence[flow_plan.Planned]) -> tuple[str, str]:
     return terminal.duration(seconds) if seconds else "", terminal.size(count) if count else ""
 
 
-def _show_plan(planned: Plan, resolutions: Sequence[Resolution], store: Path, *, every: bool) -> None:
-    free = free_bytes(store)
-    _show_steps(planned, every=every)
+def _show_resolutions(resolved: Sequence[Resolution]) -> None:
     terminal.table(
-        "What each eval set can show",
+        "What each eval set and slice can show (slices in brackets are shown and decide nothing)",
         ("eval set", "items", "margin", "smallest loss it can rule out", "items its margin takes"),
-        ((r.eval_set, r.items, f"{r.margin:.3g}", f"{r.smallest_loss:.3f}", r.items_needed) for r in resolutions),
-    )
+        (
+            (r.name if r.decides else f"({r.name})", r.items, f"{r.margin:.1%}" if r.relative else f"{r.margin:.3g}",
+             f"{r.smallest_loss:.3f}", r.items_needed)
+            for r in resolved
+        ),
+    )  # fmt: skip
     say = terminal.console()
-    for r in resolutions:
-        if not r.enough:
+    for r in resolved:
+        if r.decides and not r.enough:
+            margin = f"{r.margin:.1%} of the reference" if r.relative else f"{r.margin:.3g}"
             say.print(
-                f"warning: {r.eval_set} cannot settle its own margin of {r.margin:.3g} with {r.items} items "
+                f"warning: {r.name} cannot settle its own margin of {margin} with {r.items} items "
                 f"(about {r.items_needed} would); expect inconclusive there",
                 markup=False,
             )
+
+
+def _show_plan(planned: Plan, resolved: Sequence[Resolution], store: Path, *, every: bool) -> None:
+    free = free_bytes(store)
+    _show_steps(planned, every=every)
+    _show_resolutions(resolved)
+    say = terminal.console()
     reused = len(planned.steps) - len(planned.to_run)
     if planned.size_bytes > free:
         say.print(f"warning: {store} has too little space free", markup=False)
@@ -250,16 +261,15 @@ def _show_decision(done: Conducted, decision: Decision, store: Store) -> dict[st
     return document
 
 
-def latest_decision(opened: Opened) -> Path:
+def latest_decision(store: Store, campaign: str) -> Path:
     """The newest decision of the campaign.
 
     Raises:
         EvidenceError: none was made here.
     """
-    name = opened.campaign.config.campaign
-    found = [p for p in (opened.store.root / "decision").glob("*/") if _is_of(p, name)]
+    found = [p for p in (store.root / "decision").glob("*/") if _is_of(p, campaign)]
     if not found:
-        raise EvidenceError(f"no decision of campaign={name!r} in {opened.store.root}; make one with `quantgate run`")
+        raise EvidenceError(f"no decision of campaign={campaign!r} in {store.root}; make one with `quantgate run`")
     return max(found, key=lambda p: manifest(p).started)
 
 
@@ -272,7 +282,7 @@ def promote(args: argparse.Namespace) -> Answer:
     from pipelines.release import registry
 
     opened = _open(args)
-    decision = latest_decision(opened)
+    decision = latest_decision(opened.store, opened.campaign.config.campaign)
     print(f"decision {decision.name} of {manifest(decision).started}", file=sys.stderr)
     release = registry.promote(
         _registry(opened),

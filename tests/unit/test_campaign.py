@@ -133,6 +133,17 @@ def test_a_broken_eval_set_is_told_with_its_line(opened: Open, tmp_path: Path) -
     assert f"items.jsonl:{lines}: is not JSON" in found
 
 
+def test_a_look_takes_the_items_it_was_planned_for(opened: Open) -> None:
+    """Half of 320 items are the first of two looks; another number is told with the limit to set, none is not half."""
+    plan = ("evalset=[support_intent]", "variant=[baseline]", "gate.looks.at=[0.5,1.0]")
+    assert opened(*plan, "evalset.support_intent.limit=160").evalsets
+    assert opened(*plan, "gate.looks.number=2").evalsets
+    (found,) = problems(opened, *plan, "evalset.support_intent.limit=80")
+    assert "evalset.support_intent.limit=80: look 1 of 2 is planned at 160 of 320 items, not 80" in found
+    (found,) = problems(opened, *plan, "gate.looks.number=3")
+    assert "look 3 of 2; the plan made beforehand has no such look" in found
+
+
 def test_calibration_text_that_an_eval_set_holds_is_refused(opened: Open, tmp_path: Path) -> None:
     """A calibration set made of eval items is a leak, named before anything runs."""
     items = Path(__file__).resolve().parents[2] / "evalsets" / "passage_qa" / "items.jsonl"

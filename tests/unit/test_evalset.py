@@ -72,7 +72,7 @@ def test_a_sound_set_loads(write: Write) -> None:
     """Items keep their order; the card and the task come along."""
     loaded = load(write())
     assert [f"t{k}" for k in range(6)] == [item.id for item in loaded.items]
-    assert ("tiny", 6, None) == (loaded.name, loaded.size, loaded.clusters)
+    assert ("tiny", 6, (6, None)) == (loaded.name, loaded.size, loaded.sizes["all"])
     expected = {"family": "strict", "metric": "acc", "higher_is_better": True, "binary": True, "filter": None}
     assert expected == loaded.gate_card()
 
@@ -169,7 +169,7 @@ def test_a_stock_task_needs_no_files() -> None:
     loaded = load(
         EvalsetConfig.model_validate({"task": "arc_easy", "limit": 40, "metric": "acc_norm", "family": "loose"})
     )
-    assert ("arc_easy", 40, None, None) == (loaded.name, loaded.size, loaded.clusters, loaded.items_path)
+    assert ("arc_easy", 40, {"all": (40, None)}, None) == (loaded.name, loaded.size, loaded.sizes, loaded.items_path)
     assert "acc_norm" == loaded.gate_card()["metric"]
     assert "arc_easy" == loaded.lm_eval_task(Path("unused"))
 
@@ -291,7 +291,7 @@ def test_a_shipped_set_has_a_conf_file(name: str) -> None:
 def test_passages_stay_whole() -> None:
     """Twenty drawn questions are those on four passages."""
     loaded = load(shipped("passage_qa", limit=20))
-    assert (20, 4) == (loaded.size, loaded.clusters)
+    assert (20, (20, 4)) == (loaded.size, loaded.sizes["all"])
 
 
 def test_items_are_made_again_byte_for_byte(tmp_path: Path) -> None:

@@ -13,10 +13,11 @@ from hypothesis import strategies as st
 
 from pipelines.config import parse
 from pipelines.decide import gate as gates
-from pipelines.decide import speed
+from pipelines.decide import speed, stats
 from pipelines.decide.gate import EvalCard, GateConfig
 from pipelines.decide.judge import Item, judge
 from pipelines.decide.model import Verdict
+from pipelines.decide.planning import Size, resolutions
 from pipelines.errors import ConfigError
 
 unhurried = settings(deadline=None, max_examples=50)
@@ -152,7 +153,7 @@ def test_swapping_sides_flips_the_loss(same: int, losses: int, gains: int) -> No
 
 
 @unhurried
-@given(st.lists(st.tuples(st.floats(0, 1), st.floats(0, 1)), min_size=2, max_size=40), st.booleans())
+@given(st.lists(st.tuples(st.floats(0.001, 1), st.floats(0, 1)), min_size=2, max_size=40), st.booleans())
 def test_graded_interval_contains_the_loss(scores: list[tuple[float, float]], clustered: bool) -> None:
     """Graded scores, clustered or not: the interval contains the mean loss."""
     size = 2 if clustered and len(scores) > 2 else None
@@ -171,6 +172,52 @@ def test_wider_margin_never_hurts(one: float, other: float) -> None:
         overall(*flipped(300, 9, 5), rules=gate(margins={"standard": margin})) for margin in sorted((one, other))
     )
     assert order[small.verdict] <= order[large.verdict]
+
+
+def test_the_two_by_two_table_and_other_methods_stand_beside_the_verdict() -> None:
+    """161 items: 59 right on both sides, 80 wrong, 16 lost and 6 gained; Newcombe and McNemar agree with theirs."""
+    ours = column([1.0] * 16 + [0.0] * 6 + [1.0] * 59 + [0.0] * 80)
+    theirs = column([0.0] * 16 + [1.0] * 6 + [1.0] * 59 + [0.0] * 80)
+    verdict = overall(ours, theirs, rules=gate(alpha=0.025))
+    assert (59, 6, 16, 80, 22) == (verdict.both_right, verdict.gains, verdict.losses, verdict.both_wrong, verdict.flips)
+    assert verdict.newcombe is not None and verdict.interval is not None
+    assert verdict.interval.upper == pytest.approx(verdict.newcombe.upper, abs=0.01)
+    assert 0.0525 == pytest.approx(verdict.mcnemar_p, abs=1e-4)  # binomial test of 6 in 22
+
+
+def test_a_relative_margin_asks_for_recovery() -> None:
+    """2% of a reference at 0.5 is one point: the interval is that of the ratio, and pass means recovery above 98%."""
+    rules = gate(margins={"standard": {"relative": 0.02}})
+    ours = column([1.0, 0.0] * 2000)
+    theirs = [replace(i, score=0.0) if n in (0, 2, 4) else i for n, i in enumerate(ours)]
+    verdict = overall(ours, theirs, rules=rules)
+    assert (0.01, 0.02, "pass") == (pytest.approx(verdict.margin), verdict.relative, verdict.verdict)
+    low, high = stats.ratio_interval(1997, 0, 3, 4000, 0.9)
+    assert verdict.interval is not None
+    assert (0.5 * (1 - high), 0.5 * (1 - low)) == pytest.approx((verdict.interval.lower, verdict.interval.upper))
+    assert "inconclusive" == overall(ours[:400], theirs[:400], rules=rules).verdict
+
+
+@pytest.mark.parametrize("clustered", [False, True])
+def test_a_relative_margin_of_graded_scores_is_a_linear_contrast(clustered: bool) -> None:
+    """Scores of 0.8 and 0.78 throughout lose 2.5%: more than 2% allowed, less than 3%."""
+    ours = column([0.8 + 0.01 * (n % 5) for n in range(600)], GRADED, 3 if clustered else None)
+    theirs = [replace(i, score=0.975 * (i.score or 0)) for i in ours]
+    found = [overall(ours, theirs, GRADED, gate(margins={"standard": {"relative": r}})) for r in (0.01, 0.04)]
+    assert ["fail", "pass"] == [v.verdict for v in found]
+
+
+def test_all_wrong_is_no_evidence_and_all_right_is_told() -> None:
+    """Where the reference has nothing right nothing can be lost; where it has all right only losses can be seen."""
+    nothing = column([0.0] * 400)
+    verdict = overall(nothing, nothing)
+    assert ("invalid", "the reference scores 0 on all 400 items: nothing can be lost here") == (
+        verdict.verdict,
+        verdict.note,
+    )
+    everything = column([1.0] * 400)
+    verdict = overall(everything, everything)
+    assert ("pass", "the reference is right on every item: only losses can be seen") == (verdict.verdict, verdict.note)
 
 
 def test_lower_is_better_turns_the_sign() -> None:
@@ -226,16 +273,52 @@ def test_suspect_outputs_are_counted() -> None:
     ours = column([1.0] * 200)
     theirs = [replace(item, truncated=n < 2, empty=n < 1, cut=n < 3) for n, item in enumerate(ours)]
     told = "prompts truncated: reference 0, candidate 2; outputs empty: reference 0, candidate 1; outputs cut short: "
-    assert told + "reference 0, candidate 3" == overall(ours, theirs).note
+    assert overall(ours, theirs).note.startswith(told + "reference 0, candidate 3")
 
 
 def test_margin_is_looked_up_from_the_nearest_place() -> None:
     """Gate's slice, card's slice, gate's set, card, family."""
     card = EvalCard(family="strict", metric="em", margin=0.04, slices={"a": 0.06})
-    assert 0.01 == gate().margin("x", EvalCard(family="strict", metric="em"))
-    assert (0.04, 0.06) == (gate().margin("x", card), gate().margin("x", card, "a"))
+    assert 0.01 == gate().rule("x", EvalCard(family="strict", metric="em")).margin
+    assert (0.04, 0.06) == (gate().rule("x", card).margin, gate().rule("x", card, "a").margin)
     rules = gate(sets={"x": {"margin": 0.05, "slices": {"a": 0.07}}})
-    assert (0.05, 0.07, 0.05) == (rules.margin("x", card), rules.margin("x", card, "a"), rules.margin("x", card, "b"))
+    assert [0.05, 0.07, 0.05] == [rules.rule("x", card, part).margin for part in ("all", "a", "b")]
+
+
+def test_alpha_and_power_can_be_set_for_a_set_and_a_slice() -> None:
+    """The nearest word counts, and the level of a look follows from it."""
+    rules = gate(
+        sets={"x": {"alpha": 0.01, "slices": {"a": {"alpha": 0.1, "power": 0.9, "margin": {"relative": 0.02}}}}}
+    )
+    found = [rules.rule("x", CARD, part) for part in ("all", "a")]
+    assert [(0.01, 0.8), (0.1, 0.9)] == [(r.alpha, r.power) for r in found]
+    assert 0.014 == pytest.approx(found[1].points(0.7))
+    assert 0.05 == rules.rule("y", CARD).alpha
+
+
+def test_looks_are_judged_at_pococks_level() -> None:
+    """Two looks planned at half and all of the items: 0.0304 each, and a wider interval than one look's."""
+    ours, theirs = flipped(500, 5, 3)
+    one, two = (overall(ours, theirs, rules=gate(looks=looks)) for looks in ({}, {"at": [0.5, 1.0], "number": 2}))
+    assert one.interval and two.interval
+    assert (0.05, 0.0304) == (one.alpha, pytest.approx(two.alpha, abs=5e-5))
+    assert two.interval.upper > one.interval.upper
+
+
+@pytest.mark.parametrize(
+    ("looks", "told"),
+    [
+        ({"at": [0.25, 0.5, 0.75, 1.0], "number": 4}, "4 looks are planned; 1 to 3 are allowed"),
+        ({"at": [0.5, 1.0], "number": 3}, "look 3 of 2; the plan made beforehand has no such look"),
+        ({"at": [0.5, 0.9]}, "growing, the last of them 1"),
+        ({"at": [0.7, 0.5, 1.0]}, "growing, the last of them 1"),
+        ({"number": 0}, "greater than or equal to 1"),
+    ],
+)
+def test_looks_that_are_no_plan_are_refused(looks: dict[str, object], told: str) -> None:
+    """A fourth look, one that was not planned, or shares that do not grow to the whole are errors."""
+    with pytest.raises(ConfigError, match=told):
+        gate(looks=looks)
 
 
 def test_nonsense_gates_are_refused() -> None:
@@ -247,20 +330,46 @@ def test_nonsense_gates_are_refused() -> None:
 
 
 def test_names_that_match_nothing_are_found() -> None:
-    """An override for an eval set that does not exist, and a profile nobody runs, are problems with a suggestion."""
-    found = gates.problems(gate(sets={"suport_intent": {"margin": 0.1}}), ["support_intent"], ["closed_2"])
-    assert ["gate.sets.suport_intent", "gate.speed.profile", "gate.latency.profile"] == [p.key for p in found]
-    assert "did you mean 'support_intent'?" in str(found[0])
+    """Overrides for a set or slice that does not exist, and a profile nobody runs, are problems with a suggestion."""
+    rules = gate(sets={"suport_intent": {"margin": 0.1}, "qa": {"slices": {"emial": 0.1}}})
+    found = gates.problems(rules, {"support_intent": [], "qa": ["email", "chat"]}, ["closed_2"])
+    keys = ["gate.sets.qa.slices.emial", "gate.sets.suport_intent", "gate.speed.profile", "gate.latency.profile"]
+    assert keys == [p.key for p in found]
+    assert "did you mean 'email'?" in str(found[0])
+    assert "did you mean 'support_intent'?" in str(found[1])
+
+
+@pytest.mark.parametrize("margin", [0, 2, {"relative": 0}, {"relative": 1.5}, {"relatve": 0.1}])
+def test_a_margin_that_is_none_is_one_clear_error(margin: object) -> None:
+    """Nothing or everything allowed, in points or as a share, and a misspelt share: one problem, at its key."""
+    with pytest.raises(ConfigError) as caught:
+        parse(GateConfig, AXES | {"margins": {"strict": margin}}, "gate")
+    assert "gate.margins.strict" in {
+        p.key.removesuffix(".relative").removesuffix(".relatve") for p in caught.value.problems
+    }
 
 
 def test_plan_knows_what_a_set_can_show() -> None:
     """With 5% flips some 3,100 items resolve one point (3,092 by the short formula); 300 resolve about 3.4."""
     card = EvalCard(family="strict", metric="em", binary=True)
-    large, small = (gates.resolution("x", n, card, gate()) for n in (3200, 300))
+    (large,), (small,) = (resolutions("x", {"all": Size(n)}, card, gate()) for n in (3200, 300))
     assert (True, False) == (large.enough, small.enough)
     assert 3092 == pytest.approx(small.items_needed, rel=0.03)
     assert math.sqrt(6.1826 * 0.05 / 300) == pytest.approx(small.smallest_loss, rel=0.1)
-    assert gates.resolution("x", 300, card, gate(), clusters=60).smallest_loss > small.smallest_loss
+    assert resolutions("x", {"all": Size(300, 60)}, card, gate())[0].smallest_loss > small.smallest_loss
+
+
+def test_plan_resolves_slices_by_their_own_margins() -> None:
+    """A slice has its own size and margin, and decides only where the gate says so; an unknown size shows nothing."""
+    sizes = {"all": Size(300), "a": Size(200), "b": Size(100)}
+    rules = {"sets": {"x": {"slices": {"b": {"relative": 0.04}}}}}
+    shown, asked = (resolutions("x", sizes, CARD, gate(**rules, slices=how)) for how in ("report", "gate"))
+    assert [("x", 0.02, False), ("x/a", 0.02, False), ("x/b", 0.04, True)] == [
+        (r.name, r.margin, r.relative) for r in shown
+    ]
+    assert [[True, False, False], [True, True, True]] == [[r.decides for r in some] for some in (shown, asked)]
+    assert shown[0].smallest_loss < shown[1].smallest_loss < shown[2].smallest_loss
+    assert (1.0, False) == (resolutions("x", {"all": Size(0)}, CARD, gate())[0].smallest_loss, False)
 
 
 def load(engine: str, factor: float, rounds: int = 3, requests: int = 20, spread: float = 0.0) -> list[speed.Request]:
