@@ -69,6 +69,12 @@ def together(parts: Sequence[Positions]) -> Positions:
     )
 
 
+def first(found: Positions, count: int) -> Positions:
+    """The first positions of a comparison."""
+    same = None if found.same_top is None else found.same_top[:count]
+    return Positions(found.kl[:count], same, found.reference[:count], found.other[:count], found.window[:count])
+
+
 def log_softmax(logits: NDArray[np.floating]) -> Floats:
     """Log-probabilities of logits [positions, vocabulary], in float64."""
     import numpy as np

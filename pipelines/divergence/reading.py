@@ -92,6 +92,12 @@ def joined(windows: Sequence[Window], parts: Sequence[Ranks]) -> Reading:
     return Reading(tuple(windows), tuple(p[0] for p in parts), tuple(p[1] for p in parts), tuple(p[2] for p in parts))
 
 
+def merged(*readings: Reading) -> Reading:
+    """Put readings of different windows together."""
+    names = ("windows", "logprobs", "ranked", "ranked_logprobs")
+    return Reading(*(tuple(one for reading in readings for one in getattr(reading, name)) for name in names))
+
+
 def positions(reference: Reading, other: Reading) -> Positions:
     """Compare two readings of the same windows by the tokens that both know, and the rest as one.
 

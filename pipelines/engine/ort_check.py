@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from pipelines.divergence.positions import Positions, exact, first
 from pipelines.engine.ort_graph import EngineWeights
 from pipelines.errors import StageFailed
 from pipelines.quantize.packing import QuantizedModules, dequantize
@@ -17,7 +18,6 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 EMBEDDING = "model.embed_tokens.weight"
-ROWS_AT_ONCE = 64
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,23 +108,23 @@ def compare(reference: NDArray[np.float32], engine: NDArray[np.float32]) -> Fide
     """Measure how far two sets of logits [length, vocabulary] are apart."""
     import numpy as np
 
-    if reference.shape != engine.shape:
-        raise StageFailed(f"the engine's logits have shape {engine.shape}, the checkpoint's {reference.shape}")
-    divergence = 0.0
-    for start in range(0, len(reference), ROWS_AT_ONCE):
-        p, q = (_log_softmax(x[start : start + ROWS_AT_ONCE]) for x in (reference, engine))
-        divergence += float((np.exp(p) * (p - q)).sum())
-    return Fidelity(
-        max_abs_dlogit=float(np.abs(reference - engine).max()),
-        kl_mean=divergence / len(reference),
-        top1=float((reference.argmax(axis=1) == engine.argmax(axis=1)).mean()),
-    )
+    return measure(reference, engine, np.zeros(len(reference), np.int64))[0]
 
 
-def _log_softmax(scores: NDArray[np.float32]) -> NDArray[np.float64]:
+def measure(
+    reference: NDArray[np.float32], engine: NDArray[np.float32], ids: NDArray[np.integer]
+) -> tuple[Fidelity, Positions]:
+    """Measure how far two sets of logits of a window of ids are apart, and at each place that has a token after it."""
     import numpy as np
 
-    wide = scores.astype(np.float64)
-    wide -= wide.max(axis=1, keepdims=True)
-    wide -= np.log(np.exp(wide).sum(axis=1, keepdims=True))
-    return wide
+    if reference.shape != engine.shape:
+        raise StageFailed(f"the engine's logits have shape {engine.shape}, the checkpoint's {reference.shape}")
+    length = len(reference)
+    found = exact(reference, engine, np.append(ids[1:length], 0), [0] * length)
+    same = found.same_top if found.same_top is not None else np.zeros(length, bool)
+    fidelity = Fidelity(
+        max_abs_dlogit=float(np.abs(reference - engine).max()),
+        kl_mean=float(found.kl.mean()),
+        top1=float(same.mean()),
+    )
+    return fidelity, first(found, length - 1)

@@ -15,10 +15,13 @@ from typing import TYPE_CHECKING, Any, Literal
 from pydantic import Field
 
 from pipelines.config import Strict
+from pipelines.divergence import figures
+from pipelines.divergence.figures import Arithmetic, Row, summarize
+from pipelines.divergence.positions import Positions
 from pipelines.engine.capabilities import Capabilities
 from pipelines.engine.card import EngineCard
 from pipelines.engine.ort_builder import build_graph, copy_tokenizer
-from pipelines.engine.ort_check import Fidelity, check_graph, compare, differing_weights, engine_logits, open_engine
+from pipelines.engine.ort_check import Fidelity, check_graph, differing_weights, engine_logits, measure, open_engine
 from pipelines.engine.ort_graph import EngineWeights, carriable
 from pipelines.engine.ort_preflight import preflight, redundant
 from pipelines.errors import Problem, StageFailed
@@ -125,6 +128,7 @@ def build(config: OrtGenaiConfig, out: Path, *, variant: Path, reference: Path) 
         "size_bytes": sum(p.stat().st_size for p in out.iterdir() if p.is_file()),
         "bytes_per_token": weights.bytes_per_token(),
         "accuracy_level": config.accuracy_level,
+        "arithmetic": _arithmetic(config),
         "precision": _precision(config, survey),
         "carried_modules": survey.layers - survey.floats,
     }
@@ -136,8 +140,9 @@ def _measure(
     """Run the engine on the held-out windows and hold it to its bounds. `wanted` are logits of the first's start."""
     engine = open_engine(out, config.threads or len(os.sched_getaffinity(0)))
     first = engine_logits(engine, ids[0])
-    fidelity = compare(wanted, first[: len(wanted)])
+    fidelity, positions = measure(wanted, first[: len(wanted)], ids[0])
     _refuse_far(config, fidelity)
+    figures.write(out, [_engine_loss(config, positions)])
     report(4, STEPS, "engine")
     found = Perplexities(
         _perplexity(engine, ids, first), _fact(reference, "perplexity"), _fact(reference, "base_perplexity")
@@ -145,6 +150,17 @@ def _measure(
     _refuse_noise(config, found)
     report(STEPS, STEPS, "engine")
     return {**asdict(fidelity), "perplexity": found.engine, "base_perplexity": found.base}
+
+
+def _engine_loss(config: OrtGenaiConfig, positions: Positions) -> Row:
+    """The engine against the checkpoint as it is read here: weights dequantized, activations as computed."""
+    between = "variant checkpoint, dequantized, transformers float32, and engine, full logits"
+    found = summarize(positions, exact=True)
+    return Row(loss="engine", text="held_out", between=between, arithmetic=_arithmetic(config), figures=found)
+
+
+def _arithmetic(config: OrtGenaiConfig) -> Arithmetic:
+    return "int8_activations" if config.accuracy_level == 4 else "float32"
 
 
 def _describe(config: OrtGenaiConfig, out: Path, variant: Path, survey: Survey) -> EngineCard:

@@ -107,7 +107,7 @@ TARGETS: Mapping[str, Target] = {
     for row in (
         Target(
             name="ort_genai",
-            version=1,
+            version=2,
             module="pipelines.engine.ort_genai",
             config="OrtGenaiConfig",
             packages=("onnxruntime-genai", "onnxruntime", "onnx", "onnx-ir", "torch", "transformers"),

@@ -1,4 +1,4 @@
-"""What a variant predicts on eval prompts, token by token, by transformers in float32, and how far that is from the base.
+"""What a variant predicts on eval prompts, token by token, by transformers, and how far that is from the base.
 
 Apart from the held-out text, so that another choice of eval sets makes no engine again.
 """

@@ -19,6 +19,8 @@ from pipelines.divergence.reading import Window
 from pipelines.errors import InputError, StageFailed
 from pipelines.flow.store import Fact, facts
 from pipelines.intake.lean import without_unused
+from pipelines.quantize.shards import quantization_config
+from pipelines.quantize.stored import rounds_inputs
 
 if TYPE_CHECKING:
     import numpy as np
@@ -78,6 +80,7 @@ def run_reference(config: ReferenceConfig, out: Path, *, variant: Path, base: Pa
         "base_perplexity": baseline,
         "tokens": int(logprobs.size),
         "implementation": loaded.implementation,
+        "rounds_inputs": rounds_inputs(quantization_config(variant)),
         "kl_mean": rows[0].figures.kl_mean if rows else None,
     }
 
