@@ -6,6 +6,8 @@ Only `harness` imports this module; it needs lm-eval.
 from __future__ import annotations
 
 import hashlib
+import math
+import random
 from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
@@ -16,6 +18,7 @@ from lm_eval.utils import get_rolling_token_windows, make_disjoint_window
 
 from pipelines.engine.endpoint import Endpoint, TokenScore
 from pipelines.errors import EvidenceError
+from pipelines.evaluate.answers import looping
 from pipelines.flow import progress
 
 if TYPE_CHECKING:
@@ -23,9 +26,29 @@ if TYPE_CHECKING:
 
     from pipelines.engine.host.engine import Engine
 
-IN_FLIGHT = 4  # generations under way at once; scores are told apart by item, so order does not matter
-TOGETHER = 128  # prompts scored in one call
 DEFAULT_MAX_NEW = 256  # lm-eval's own default for generate_until
+
+
+@dataclass(frozen=True, slots=True)
+class Pace:
+    """How requests are sent: prompts scored in one call, generations under way at once, and in which order.
+
+    Answers are told apart by item, so none of it should change them: `shuffle` (a seed) shows whether it does.
+    """
+
+    together: int = 128
+    in_flight: int = 4
+    shuffle: int | None = None
+
+    def order(self, count: int) -> list[int]:
+        """The places of `count` requests in the order they are sent."""
+        places = list(range(count))
+        if self.shuffle is not None:
+            random.Random(self.shuffle).shuffle(places)
+        return places
+
+
+USUAL = Pace()
 
 
 @dataclass(slots=True)
@@ -37,6 +60,8 @@ class Trace:
     finish_reason: str | None = None
     truncated: bool = False
     empty: bool = False
+    looping: bool = False
+    not_finite: bool = False
 
     @property
     def tokens_in(self) -> int:
@@ -52,11 +77,12 @@ class Trace:
 class EndpointLM(TemplateLM):  # type: ignore[misc]
     """An engine behind an endpoint, as lm-eval sees it. `traces` holds the evidence by item id."""
 
-    def __init__(self, endpoint: Endpoint, engine: Engine) -> None:
+    def __init__(self, endpoint: Endpoint, engine: Engine, pace: Pace = USUAL) -> None:
         super().__init__()
         card = engine.card
         self._endpoint = endpoint
         self._engine = engine
+        self._pace = pace
         self._encoder = engine.tokenizer
         self._max_length = card.max_length
         self._max_prompt = min(card.max_length, card.max_prompt or card.max_length)
@@ -98,13 +124,18 @@ class EndpointLM(TemplateLM):  # type: ignore[misc]
         server that computes a shared prefix once can only do so for what it sees together."""
         del disable_tqdm
         self._require_scores()
-        answers: list[tuple[float, bool]] = []
-        for start in range(0, len(requests), TOGETHER):
-            some = [self._prompt(request) for request in requests[start : start + TOGETHER]]
+        prompts, together = [self._prompt(request) for request in requests], self._pace.together
+        places, answers = self._pace.order(len(prompts)), dict[int, tuple[float, bool]]()
+        for start in range(0, len(places), together):
+            now = places[start : start + together]
+            some = [prompts[place] for place in now]
             scores = self._endpoint.score([ids for ids, _ in some], [len(ids) - count for ids, count in some])
-            answers += [_tail(score, count) for score, (_, count) in zip(scores, some, strict=True)]
+            tails = (_tail(score, count) for score, (_, count) in zip(scores, some, strict=True))
+            answers.update(zip(now, tails, strict=True))
+            for place in now:
+                self._note(requests[place], answers[place][0])
             progress.report(len(answers), len(requests), "requests scored")
-        return answers
+        return [answers[place] for place in range(len(prompts))]
 
     def _prompt(self, request: Instance) -> tuple[list[int], int]:
         """A request's token ids and how many of them are its answer; both go on record."""
@@ -115,6 +146,11 @@ class EndpointLM(TemplateLM):  # type: ignore[misc]
             ids, trace.truncated = ids[-self._max_prompt :], True
         trace.ids.append(ids)
         return ids, len(continuation)
+
+    def _note(self, request: Instance, likelihood: float) -> None:
+        """Put a log-likelihood that is no number on record."""
+        if not math.isfinite(likelihood):
+            self.traces[item_of(request)].not_finite = True
 
     def _pair(self, context: str, continuation: str) -> tuple[list[int], list[int]]:
         if context == "":
@@ -146,8 +182,9 @@ class EndpointLM(TemplateLM):  # type: ignore[misc]
         """Sum the log-likelihood of whole texts, in windows that leave no token out."""
         del disable_tqdm
         self._require_scores()
-        sums = []
-        for k, request in enumerate(requests):
+        sums: dict[int, float] = {}
+        for place in self._pace.order(len(requests)):
+            request = requests[place]
             ids = self.tok_encode(request.args[0])
             pairs = [
                 make_disjoint_window(w)
@@ -157,19 +194,20 @@ class EndpointLM(TemplateLM):  # type: ignore[misc]
             trace = self.traces.setdefault(item_of(request), Trace())
             trace.ids += prompts
             scores = self._endpoint.score(prompts, [len(context) for context, _ in pairs])
-            sums.append(sum(_tail(s, len(c))[0] for s, (_, c) in zip(scores, pairs, strict=True)))
-            progress.report(k + 1, len(requests), "texts scored")
-        return sums
+            sums[place] = sum(_tail(s, len(c))[0] for s, (_, c) in zip(scores, pairs, strict=True))
+            self._note(request, sums[place])
+            progress.report(len(sums), len(requests), "texts scored")
+        return [sums[place] for place in range(len(requests))]
 
     def generate_until(self, requests: list[Instance], disable_tqdm: bool = False) -> list[str]:
         """Generate answers, greedily unless the task says otherwise, a few at a time so that the server can batch."""
         del disable_tqdm
-        texts = []
-        with ThreadPoolExecutor(IN_FLIGHT) as pool:
-            for text in pool.map(self._answer, requests):
-                texts.append(text)
+        places, texts = self._pace.order(len(requests)), dict[int, str]()
+        with ThreadPoolExecutor(self._pace.in_flight) as pool:
+            for place, text in zip(places, pool.map(self._answer, [requests[p] for p in places]), strict=True):
+                texts[place] = text
                 progress.report(len(texts), len(requests), "answers generated")
-        return texts
+        return [texts[place] for place in range(len(requests))]
 
     def _answer(self, request: Instance) -> str:
         prompt, options = request.args
@@ -193,6 +231,7 @@ class EndpointLM(TemplateLM):  # type: ignore[misc]
         trace.tokens_out += done.tokens_out
         trace.finish_reason = done.finish_reason
         trace.empty = trace.empty or not done.text.strip()
+        trace.looping = trace.looping or looping(done.text)
         return done.text
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import atexit
+import math
 import os
 import tempfile
 import time
@@ -20,7 +21,7 @@ if TYPE_CHECKING:
     from lm_eval.tasks import TaskManager
 
     from pipelines.engine.serving import Served
-    from pipelines.evaluate.adapter import EndpointLM, Trace
+    from pipelines.evaluate.adapter import EndpointLM, Pace, Trace
 
 ITEMS = "items.parquet"
 
@@ -67,18 +68,23 @@ def run(config: ScoresConfig, out: Path, *, engine: Path) -> dict[str, Fact]:
     if evalset.digest != config.digest:
         raise EvidenceError(f"evalset.{evalset.name}: changed since this campaign was planned; run it again")
     began = time.monotonic()
-    samples, lm = _evaluate(evalset, engine)
+    rows = rows_of(evalset, engine)
     seconds = time.monotonic() - began
-    rows = list(_rows(evalset, samples, lm.traces))
-    _write(rows, out)
+    write(rows, out)
     return _facts(evalset, rows, seconds)
 
 
-def _evaluate(evalset: Evalset, engine: Path) -> tuple[list[dict[str, Any]], EndpointLM]:
+def rows_of(evalset: Evalset, engine: Path, pace: Pace | None = None) -> list[dict[str, object]]:
+    """Score an engine on an eval set, one row an item and filter; `pace` is how requests are sent, if not as usual."""
+    samples, lm = _evaluate(evalset, engine, pace)
+    return list(_rows(evalset, samples, lm.traces))
+
+
+def _evaluate(evalset: Evalset, engine: Path, pace: Pace | None) -> tuple[list[dict[str, Any]], EndpointLM]:
     from lm_eval import simple_evaluate
     from lm_eval.tasks import TaskManager
 
-    lm = endpoint_lm(engine)
+    lm = endpoint_lm(engine, pace)
     with tempfile.TemporaryDirectory() as scratch:
         task = evalset.lm_eval_task(Path(scratch))
         manager = TaskManager(include_defaults=isinstance(task, str))
@@ -110,12 +116,17 @@ def _drawn(config: EvalsetConfig, task: str, manager: TaskManager) -> dict[str, 
     return {task: sorted(random.Random(config.seed).sample(range(count), min(config.limit, count)))}
 
 
-def endpoint_lm(engine: Path) -> EndpointLM:
-    """Start an engine's server, if it is not running in this process already, and give it lm-eval's interface."""
-    from pipelines.engine.host.engine import Engine
-    from pipelines.evaluate.adapter import EndpointLM
+def server_of(engine: Path) -> Served:
+    """Start an engine's server, if it is not running in this process already."""
+    return _server.of(engine)
 
-    return EndpointLM(_server.of(engine).endpoint, Engine.read(engine))
+
+def endpoint_lm(engine: Path, pace: Pace | None = None) -> EndpointLM:
+    """Give an engine's server lm-eval's interface."""
+    from pipelines.engine.host.engine import Engine
+    from pipelines.evaluate.adapter import USUAL, EndpointLM
+
+    return EndpointLM(server_of(engine).endpoint, Engine.read(engine), pace or USUAL)
 
 
 def _rows(
@@ -151,6 +162,9 @@ def _rows(
             "tokens_out": trace.tokens_out,
             "truncated": trace.truncated,
             "empty": trace.empty,
+            "looping": trace.looping,
+            "not_finite": trace.not_finite or not math.isfinite(float(score)),
+            "must_pass": doc.get("must_pass") is True,
         }
 
 
@@ -162,7 +176,8 @@ def _prediction(sample: Mapping[str, Any]) -> str:
     return str(answers[0])
 
 
-def _write(rows: Sequence[Mapping[str, object]], out: Path) -> None:
+def write(rows: Sequence[Mapping[str, object]], out: Path) -> None:
+    """Write the evidence, one row an item and filter."""
     import pyarrow as pa
     import pyarrow.parquet as pq
 
@@ -173,6 +188,7 @@ def _write(rows: Sequence[Mapping[str, object]], out: Path) -> None:
             ("metric", text), ("higher_is_better", flag), ("binary", flag), ("score", pa.float64()),
             ("prediction", text), ("reference", text), ("prompt_hash", text), ("template_id", text),
             ("finish_reason", text), ("tokens_in", count), ("tokens_out", count), ("truncated", flag), ("empty", flag),
+            ("looping", flag), ("not_finite", flag), ("must_pass", flag),
         ]
     )  # fmt: skip
     pq.write_table(pa.Table.from_pylist(list(rows), schema=schema), out / ITEMS, compression="zstd")
