@@ -247,7 +247,8 @@ def assemble(campaign: Campaign, failures: Mapping[str, str], timings: Mapping[s
     report = this.step(REPORT, "report", ReportConfig(title=campaign.config.campaign), evidence)
     scores = tuple(s for c in alive for s in c.scores.values())
     engines = tuple(c.built for c in alive)
-    shown: Inputs = {**evidence, "report": report, "engines": engines, "scores": scores}
+    variants = tuple({c.quantized.key: c.quantized for c in alive}.values())
+    shown: Inputs = {**evidence, "report": report, "engines": engines, "variants": variants, "scores": scores}
     track = this.step(TRACK, "track in MLflow", _track_config(campaign), shown)
     return Assembled(this.base, candidates, latency, decision, report, track)
 

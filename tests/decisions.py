@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import json
 import random
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -253,6 +254,24 @@ def engines(root: Path, made: Decision) -> list[Path]:
         where.mkdir(parents=True)
         (where / "model.onnx").write_bytes(one.label.encode() * 50)
         found.append(artifact(where, "engine", one.keys["engine"], {"target": one.target}))
+    return found
+
+
+def variants(root: Path, made: Decision) -> list[Path]:
+    """A table of two layers for each candidate that was quantized."""
+    rows = [
+        {"module": "model.layers.0.mlp.up_proj", "scheme": "W4A16_G64", "bits": 4, "group_size": 64, "error": 0.25},
+        {"module": "lm_head", "scheme": "kept", "reason": "ignored by 'lm_head'", "bits": 16},
+    ]
+    facts = {"quantized_modules": 1, "kept_modules": 1, "bits_per_linear_weight": 4.25, "bits_per_weight": 6.5}
+    found = []
+    for one in made.candidates:
+        if one.status == "failed":
+            continue
+        where = root / "variant" / one.keys["variant"][:16]
+        where.mkdir(parents=True)
+        (where / "layers.json").write_text(json.dumps(rows))
+        found.append(artifact(where, "variant", one.keys["variant"], facts))
     return found
 
 

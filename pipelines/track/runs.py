@@ -17,8 +17,8 @@ from pipelines.config import Strict
 from pipelines.decide.model import Candidate, Decision
 from pipelines.errors import EnvironmentProblem
 from pipelines.flow.progress import report as report_progress
-from pipelines.flow.store import Fact
-from pipelines.track import figures, versions, views, wording
+from pipelines.flow.store import Fact, facts
+from pipelines.track import figures, layers, versions, views, wording
 from pipelines.track.connection import artifact_root, session
 from pipelines.track.masking import masked, masked_text
 from pipelines.track.report import read
@@ -69,6 +69,7 @@ def run(
     decision: Path,
     report: Path,
     engines: Sequence[Path] = (),
+    variants: Sequence[Path] = (),
     scores: Sequence[Path] = (),
     latency: Path | None = None,
 ) -> dict[str, Fact]:
@@ -82,8 +83,10 @@ def run(
         where = _experiment(client, config, made)
         campaign = Campaign(client, where, made, decision.name, config.registered_model or made.campaign)
         parent = _parent(campaign)
+        of_key = {path.name: path for path in variants}
         children = {
-            one.label: _child(campaign, parent, one, evidence_of(one, scores)) for one in _counted(made.candidates)
+            one.label: _child(campaign, parent, one, evidence_of(one, scores), of_key.get(_short(one, "variant")))
+            for one in _counted(made.candidates)
         }
         link = _view(campaign)
         numbers = _versions(campaign, children, {path.name: path for path in engines})
@@ -109,6 +112,11 @@ def evidence_of(candidate: Candidate, scores: Sequence[Path]) -> dict[str, Path]
         kind.removeprefix("scores/"): key[:16] for kind, key in candidate.keys.items() if kind.startswith("scores/")
     }
     return {eval_set: by_name[key] / "items.parquet" for eval_set, key in asked.items() if key in by_name}
+
+
+def _short(candidate: Candidate, kind: str) -> str:
+    """The name of the directory of what a candidate was made from, "" where it has none."""
+    return candidate.keys.get(kind, "")[:16]
 
 
 def _experiment(client: MlflowClient, config: TrackingConfig, decision: Decision) -> str:
@@ -151,7 +159,9 @@ def _parent(campaign: Campaign) -> Run:
     return campaign.client.create_run(campaign.experiment_id, run_name=f"{made.campaign} {campaign.key[:6]}", tags=tags)
 
 
-def _child(campaign: Campaign, parent: Run, candidate: Candidate, evidence: Mapping[str, Path]) -> str:
+def _child(
+    campaign: Campaign, parent: Run, candidate: Candidate, evidence: Mapping[str, Path], variant: Path | None
+) -> str:
     """A candidate's run: found and complete, found and finished now, or made."""
     from mlflow.entities import Metric, Param, RunTag
 
@@ -163,12 +173,16 @@ def _child(campaign: Campaign, parent: Run, candidate: Candidate, evidence: Mapp
     begun = mine[0] if mine else client.create_run(campaign.experiment_id, run_name=candidate.label, tags=tags)
     run_id, now = str(begun.info.run_id), int(time.time() * 1000)
     logged = begun.data.metrics
-    metrics = [Metric(k, v, now, 0) for k, v in wording.metrics(candidate).items() if k not in logged]
+    shown = wording.metrics(candidate) | ({} if variant is None else layers.metrics(facts(variant)))
+    metrics = [Metric(k, v, now, 0) for k, v in shown.items() if k not in logged]
     params = [Param(k, v) for k, v in wording.params(candidate).items()]
     for n in range(0, max(len(metrics), 1), 500):
         client.log_batch(run_id, metrics=metrics[n : n + 500], params=params if n == 0 else [], synchronous=True)
     for eval_set, path in evidence.items():
         client.log_artifact(run_id, str(path), artifact_path=f"scores/{wording.metric_name(eval_set)}")
+    if variant is not None:
+        client.log_text(run_id, layers.table(variant), layers.FILE)
+        client.set_tag(run_id, layers.TABLES, layers.TAG)
     client.log_batch(run_id, tags=[RunTag(COMPLETE, "true")], synchronous=True)
     client.set_terminated(run_id, "FAILED" if candidate.status == "failed" else "FINISHED")
     return run_id

@@ -67,6 +67,7 @@ class World:
             decision=decision,
             report=report,
             engines=sorted((store / "engine").iterdir()),
+            variants=sorted((store / "variant").iterdir()),
             scores=sorted((store / "scores").iterdir()),
             latency=next((store / "latency").iterdir()),
         )
@@ -83,6 +84,7 @@ def template(tmp_path_factory: pytest.TempPathFactory) -> Path:
     root = tmp_path_factory.mktemp("template")
     made = decisions.decision()
     decisions.engines(root / "store", made)
+    decisions.variants(root / "store", made)
     decisions.scores(root / "store", made)
     decisions.requests(root / "store", made, 20)
     with session(f"sqlite:///{root}/mlruns/mlflow.db"):
@@ -127,6 +129,23 @@ def test_a_campaign_is_one_parent_and_a_run_per_candidate(world: World) -> None:
     assert pytest.approx(31 * 2.4 * 1.9) == winner.data.metrics["latency/closed-4/ttft_ms_p99"]
     assert {"config.yaml", "decision.json", "decision.md", "report.html", "latency"} == files
     assert {f"scores/{name}" for name in decisions.SETS} == scores
+
+
+def test_a_variants_layers_are_a_table_of_its_run(world: World, tmp_path: Path) -> None:
+    """The file is in the form of MLflow's tables, its tag says that it is one, and runs sort by its figures."""
+    from mlflow.utils.mlflow_tags import MLFLOW_LOGGED_ARTIFACTS
+
+    world.record(world.decided(decisions.decision()))
+    with session(world.uri) as client:
+        runs_of = {run.data.tags["candidate"]: run for run in found(client, "variant")}
+        run = runs_of["gptq_w4a16_g64"]
+        table = json.loads(Path(client.download_artifacts(run.info.run_id, "layers.json", str(tmp_path))).read_text())
+        of_failed = client.list_artifacts(runs_of["gptq_w3a16_g64"].info.run_id)
+    assert ["module", "scheme", "reason", "bits", "group_size", "error"] == table["columns"]
+    assert ["model.layers.0.mlp.up_proj", "W4A16_G64", "", 4, 64, 0.25] == table["data"][0]
+    assert [{"path": "layers.json", "type": "table"}] == json.loads(run.data.tags[MLFLOW_LOGGED_ARTIFACTS])
+    assert (1.0, 4.25) == (run.data.metrics["layers/quantized"], run.data.metrics["size/bits_per_linear_weight"])
+    assert "layers.json" not in [file.path for file in of_failed]
 
 
 def test_recording_the_same_decision_twice_changes_nothing(world: World) -> None:
@@ -361,6 +380,16 @@ def test_a_simulated_engine_is_never_promoted(world: World) -> None:
     record = json.loads((engine / "manifest.json").read_text())
     (engine / "manifest.json").write_text(json.dumps(record | {"simulated": True}))
     with pytest.raises(EvidenceError, match="made by a simulated container"):
+        promote(world.registry, decision, world.store, actor="ada", candidate="awq_w4a16_g64", override_reason="please")
+    assert [] == Ledger(world.registry.ledger).entries()
+
+
+def test_what_was_built_and_not_judged_is_never_promoted(world: World) -> None:
+    """An engine that never ran has no evidence, whoever overrides the decision."""
+    made = decisions.decision()
+    waiting = [c.model_copy(update={"unjudged": "it has no server"}) for c in made.candidates if not c.reference]
+    decision = world.decided(made.model_copy(update={"candidates": (made.candidates[0], *waiting)}))
+    with pytest.raises(EvidenceError, match="was built, not judged, and is never promoted: it has no server"):
         promote(world.registry, decision, world.store, actor="ada", candidate="awq_w4a16_g64", override_reason="please")
     assert [] == Ledger(world.registry.ledger).entries()
 

@@ -90,7 +90,8 @@ def uri(tmp_path_factory: pytest.TempPathFactory) -> str:
     where = f"sqlite:///{root}/mlruns/mlflow.db"
     runs.run(
         TrackingConfig(tracking_uri=where), out, decision=decision, report=told, latency=latency,
-        engines=decisions.engines(store, made), scores=decisions.scores(store, made),
+        engines=decisions.engines(store, made), variants=decisions.variants(store, made),
+        scores=decisions.scores(store, made),
     )  # fmt: skip
     return where
 
