@@ -146,6 +146,12 @@ def _reversible(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--reason", help="why; kept in the ledger")
 
 
+def _bundle(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--out", help="directory, or .tar, to write; default: one in bundles/ named after the engine")
+    parser.add_argument("--unpromoted", action="store_true", help="bundle what nobody promoted, and say so inside")
+    parser.add_argument("--candidate", help="which; default: the champion, with --unpromoted the decision's winner")
+
+
 def _port(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--port", type=int, default=UI_PORT, help="loopback port of the MLflow server")
 
@@ -192,6 +198,8 @@ def _verbs() -> dict[str, Verb]:
         "promote": Verb("make the winner of a decision the champion", lazily(campaign, "promote"), True, _promotable),
         "rollback": Verb("make the champion before it the champion again",
                          lazily(campaign, "rollback"), True, _reversible),
+        "bundle": Verb("write what one deploys of the champion: engine, serve command, evidence, licence",
+                       lazily("pipelines.verbs.bundle", "bundle"), True, _bundle),
         "status": Verb("show the decisions made here", lazily(keeping, "status"), True),
         "ui": Verb("open the results in MLflow", lazily(campaign, "ui"), True, _port),
         "doctor": Verb("say what this machine can do and what is missing",

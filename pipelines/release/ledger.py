@@ -116,12 +116,15 @@ class Ledger:
         past = self.entries()
         return past[-1] if past and past[-1].state in ("intent", "alias_set") else None
 
+    def committed(self, model: str) -> Entry | None:
+        """The entry that last committed a champion."""
+        past = reversed(self.entries())
+        return next((e for e in past if e.state == "committed" and e.change.model == model), None)
+
     def champion(self, model: str) -> str | None:
         """The version the ledger last committed as champion."""
-        done = (
-            e.change.version for e in reversed(self.entries()) if e.state == "committed" and e.change.model == model
-        )
-        return next(done, None)
+        done = self.committed(model)
+        return None if done is None else done.change.version
 
     def _entry(self, number: int, line: bytes) -> Entry:
         try:

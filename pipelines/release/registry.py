@@ -234,6 +234,8 @@ def _chosen(decision: Decision, label: str | None, overridden: bool) -> Candidat
     if wanted is None:
         raise ConfigError([Problem("candidate", None, "this decision has no winner; name one", closest("", labels))])
     chosen = labels[wanted]
+    if chosen.unjudged:
+        raise EvidenceError(f"{wanted}: was built, not judged, and is never promoted: {chosen.unjudged}")
     if chosen.status == "failed" or "engine" not in chosen.keys:
         raise EvidenceError(f"{wanted}: there is no engine to promote: {chosen.failure or 'none was built'}")
     return chosen

@@ -1,4 +1,4 @@
-"""`python -m pipelines.engine.host ENGINE_DIR --port P`: serve one engine on loopback until SIGTERM."""
+"""`python -m pipelines.engine.host ENGINE_DIR --port P`: serve one engine until SIGTERM, on loopback by default."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def main(argv: list[str] | None = None) -> int:
     """Serve; give the exit code."""
     options = _parser().parse_args(argv)
     try:
-        with _listen(options.port) as listener:
+        with _listen(options.host, options.port) as listener:
             return _serve(options, listener)
     except QuantgateError as error:
         print(f"error: {error}", file=sys.stderr)
@@ -34,7 +34,8 @@ def main(argv: list[str] | None = None) -> int:
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="python -m pipelines.engine.host", description=__doc__)
     parser.add_argument("engine_dir", type=Path, metavar="ENGINE_DIR")
-    parser.add_argument("--port", type=int, default=8000, help="TCP port on 127.0.0.1; 0 takes any free one")
+    parser.add_argument("--host", default=HOST, help="address to listen on; there is no authentication here")
+    parser.add_argument("--port", type=int, default=8000, help="TCP port; 0 takes any free one")
     parser.add_argument("--threads", type=_positive, default=os.cpu_count() or 1, help="threads for the model")
     parser.add_argument("--max-batch", type=_positive, default=4, help="sequences decoded together")
     parser.add_argument("--max-queue", type=int, default=256, help="requests that may wait besides; more get a 429")
@@ -49,16 +50,16 @@ def _positive(text: str) -> int:
     return value
 
 
-def _listen(port: int) -> socket.socket:
+def _listen(host: str, port: int) -> socket.socket:
     listener = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:
-        listener.bind((HOST, port))
+        listener.bind((host, port))
     except OSError as error:
         listener.close()
         if error.errno == errno.EADDRINUSE:
-            raise EnvironmentProblem(f"--port={port}: taken by another process on {HOST}; choose another") from None
-        raise EnvironmentProblem(f"--port={port}: cannot be used: {error.strerror}") from None
+            raise EnvironmentProblem(f"--port={port}: taken by another process on {host}; choose another") from None
+        raise EnvironmentProblem(f"--host={host} --port={port}: cannot be used: {error.strerror}") from None
     except OverflowError:
         listener.close()
         raise EnvironmentProblem(f"--port={port}: must be from 0 to 65535") from None
@@ -90,9 +91,9 @@ def _serve(options: argparse.Namespace, listener: socket.socket) -> int:
 
     desk.on_death = give_up
     desk.start()
-    port = listener.getsockname()[1]
+    host, port = listener.getsockname()[:2]
     print(
-        f"serving {engine.card.model_id} on http://{HOST}:{port}/v1 after {time.monotonic() - began:.1f} s", flush=True
+        f"serving {engine.card.model_id} on http://{host}:{port}/v1 after {time.monotonic() - began:.1f} s", flush=True
     )
     server.run(sockets=[listener])
     died = not desk.alive

@@ -14,8 +14,8 @@ from pipelines.engine.trtllm.text import yaml_of
 
 MODEL = "triton/model.yaml"
 _COMMENT = (
-    "For Triton: copy triton_backend/all_models/llmapi of TensorRT-LLM {release}, mount this bundle, and start the server\n"
-    "with LLM_CONFIG_PATH={at}. Set triton_config.decoupled to true for streams."
+    "For Triton: copy triton_backend/all_models/llmapi of TensorRT-LLM {release}, mount this bundle, and start the\n"
+    "server with LLM_CONFIG_PATH={at}. Set triton_config.decoupled to true for streams."
 )
 
 
