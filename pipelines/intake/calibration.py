@@ -15,11 +15,12 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from pydantic import Field
 
 from pipelines.config import Strict, find
-from pipelines.errors import ConfigError, InputError, Problem
+from pipelines.errors import ConfigError, InputError, Problem, closest
 from pipelines.flow import progress
 from pipelines.intake.digests import text_sha256
 from pipelines.intake.leaks import Leak, leaks, texts_of
 from pipelines.intake.lean import without_unused
+from pipelines.intake.shards import read_headers
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -45,6 +46,9 @@ class CalibrationConfig(Strict):
     pack: bool = Field(default=True, description="join texts and cut them to equal lengths; nothing is padding then")
     seed: int = Field(default=0, ge=0, description="which texts, and in which order")
     apply_chat_template: bool = Field(default=True, description="render `messages` as the model sees them in use")
+    chat_template: str | None = Field(
+        default=None, description="of a tokenizer with several templates: the name of one; null: its default"
+    )
     held_out: tuple[str, ...] = Field(
         default=(), description="items.jsonl of the eval sets that must share no text with it"
     )
@@ -84,7 +88,8 @@ def run(config: CalibrationConfig, out: Path, *, checkpoint: Path) -> dict[str, 
     """Freeze the token ids that every quantizer of a campaign is shown.
 
     Raises:
-        InputError: a row that is no text, too little text, no chat template, or text shared with an eval set.
+        InputError: a row that is no text or that the chat template refuses, too little text, no such template, text
+            shared with an eval set, or token ids that the model has no embedding for.
     """
     rows = _read(config)
     _refuse_leaks(config, rows)
@@ -92,10 +97,16 @@ def run(config: CalibrationConfig, out: Path, *, checkpoint: Path) -> dict[str, 
         from transformers import AutoTokenizer
 
         tokenizer = AutoTokenizer.from_pretrained(checkpoint)
+    known = _embeddings(checkpoint)
     order = random.Random(config.seed).sample(range(len(rows)), len(rows))
     hashed = hashlib.sha256()
     samples: list[list[int]] = []
     for ids in _sequences(config, tokenizer, (rows[k] for k in order), hashed):
+        if known is not None and max(ids) >= known:
+            raise InputError(
+                f"{checkpoint}: its tokenizer gives token id {max(ids)}, but it has embeddings for {known} tokens "
+                f"(0 to {known - 1}); the tokenizer is another model's, or tokens were added without resizing it"
+            )
         samples.append(ids)
         progress.report(len(samples), config.samples, "samples")
         if len(samples) == config.samples:
@@ -238,13 +249,51 @@ def _sequences(
 
 def _render(config: CalibrationConfig, tokenizer: PreTrainedTokenizerBase, row: Mapping[str, Any]) -> tuple[str, bool]:
     """The text of a row, and whether the template has put its special tokens in already."""
+    from jinja2 import TemplateError
+
     if not row.get("messages"):
         return str(row["text"]), False
     if not config.apply_chat_template:
         return "\n".join(_contents(row)), False
-    if not tokenizer.chat_template:
+    template = _template(config, tokenizer)
+    try:
+        text = tokenizer.apply_chat_template(row["messages"], chat_template=template, tokenize=False)
+    except (TemplateError, TypeError, KeyError) as error:
+        roles = ", ".join(str(m["role"]) for m in row["messages"])
+        raise InputError(
+            f"calibration.source={config.source!r}: the checkpoint's chat template refuses a conversation of {roles} "
+            f"({error}), beginning {_contents(row)[0][:60]!r}; take that row out, or set "
+            "calibration.apply_chat_template=false"
+        ) from None
+    return str(text), True
+
+
+def _template(config: CalibrationConfig, tokenizer: PreTrainedTokenizerBase) -> str | None:
+    """The name to ask the tokenizer for, None for its default.
+
+    Raises:
+        InputError: it has no template at all, none of that name, or several and no default.
+    """
+    held = tokenizer.chat_template
+    if not held:
         raise InputError(
             "the checkpoint has no chat template to render `messages` with; "
             "set calibration.apply_chat_template=false or give rows of `text`"
         )
-    return str(tokenizer.apply_chat_template(row["messages"], tokenize=False)), True
+    names = list(held) if isinstance(held, Mapping) else []
+    asked = config.chat_template
+    if asked is not None and asked not in names:
+        few = closest(asked, names) if names else "it has one, without a name: leave calibration.chat_template null"
+        raise InputError(
+            f"calibration.chat_template={asked!r}: the checkpoint's tokenizer has no such template ({few})"
+        )
+    if asked is None and names and "default" not in names:
+        raise InputError(f"calibration.chat_template=None: the tokenizer has several templates ({closest('', names)})")
+    return asked
+
+
+def _embeddings(checkpoint: Path) -> int | None:
+    """How many tokens the model has embeddings for, by its headers; None where none is named as usual."""
+    ends = ("embed_tokens.weight", "wte.weight", "word_embeddings.weight", "embed_in.weight")
+    headers = read_headers(checkpoint)
+    return next((header.shape[0] for name, header in headers.items() if name.endswith(ends)), None)

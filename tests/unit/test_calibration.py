@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import hashlib
 import json
+import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from jinja2 import TemplateError
 
 from pipelines.config import keyed
 from pipelines.errors import ConfigError, InputError
@@ -25,14 +29,18 @@ class WordTokenizer:
     """One id per word, by length; 1 starts a text, 2 ends one."""
 
     eos_token_id = 2
-    chat_template: str | None = "yes"
+    chat_template: str | dict[str, str] | None = "yes"
 
     def __call__(self, text: str, *, add_special_tokens: bool, verbose: bool) -> dict[str, list[int]]:
         ids = [10 + len(word) for word in text.split()]
         return {"input_ids": [1, *ids] if add_special_tokens else ids}
 
-    def apply_chat_template(self, messages: Sequence[Mapping[str, str]], *, tokenize: bool) -> str:
-        return " ".join(f"<{m['role']}> {m['content']} <end>" for m in messages)
+    def apply_chat_template(
+        self, messages: Sequence[Mapping[str, str]], *, chat_template: str | None, tokenize: bool
+    ) -> str:
+        if any(m["role"] == "tool" for m in messages):
+            raise TemplateError("Conversation roles must alternate user/assistant")
+        return " ".join(f"<{m['role']}> {m['content']} <end>" for m in messages) + (chat_template or "")
 
 
 def sequences(rows: list[dict[str, Any]], tokenizer: WordTokenizer | None = None, **settings: Any) -> list[list[int]]:
@@ -71,6 +79,45 @@ def test_messages_without_a_template_are_refused() -> None:
     tokenizer.chat_template = None
     with pytest.raises(InputError, match="apply_chat_template=false"):
         sequences([{"messages": [{"role": "user", "content": "hi"}]}], tokenizer)
+
+
+def test_a_template_that_the_tokenizer_does_not_have_is_refused() -> None:
+    """Of several templates one is chosen by name; a name it does not have is answered with those it has."""
+    rows = [{"messages": [{"role": "user", "content": "hi"}]}]
+    tokenizer = WordTokenizer()
+    with pytest.raises(InputError, match=r"chat_template='deutsch': .*has one, without a name"):
+        sequences(rows, tokenizer, chat_template="deutsch")
+    tokenizer.chat_template = {"default": "", "tool_use": ""}
+    with pytest.raises(InputError, match="did you mean 'tool_use'"):
+        sequences(rows, tokenizer, chat_template="tool_us")
+    assert [[16, 12, 15 + len("tool_use")]] == sequences(
+        rows, tokenizer, chat_template="tool_use", pack=False, min_tokens=1
+    )
+    tokenizer.chat_template = {"rag": "", "tool_use": ""}
+    with pytest.raises(InputError, match=r"several templates \(allowed: rag, tool_use\)"):
+        sequences(rows, tokenizer)
+
+
+def test_a_conversation_that_the_template_refuses_is_named() -> None:
+    """What a template raises becomes one sentence with the roles and the beginning of the row."""
+    rows = [{"messages": [{"role": "tool", "content": "42 degrees"}]}]
+    with pytest.raises(InputError, match=r"refuses a conversation of tool \(Conversation roles.*'42 degrees'"):
+        sequences(rows)
+
+
+def test_a_tokenizer_of_another_model_is_noticed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An id without an embedding would stop a quantizer in the middle; it is told, and nothing is written."""
+    from safetensors.numpy import save_file
+
+    save_file({"model.embed_tokens.weight": np.zeros((13, 4), np.float32)}, tmp_path / "model.safetensors")
+    loader = SimpleNamespace(AutoTokenizer=SimpleNamespace(from_pretrained=lambda _: WordTokenizer()))
+    monkeypatch.setitem(sys.modules, "transformers", loader)
+    source, out = write(tmp_path / "rows.jsonl", [{"text": "a bb ccc dddd"}]), tmp_path / "out"
+    out.mkdir()
+    config = pinned(CalibrationConfig(source=source, samples=1, pack=False, min_tokens=1))
+    with pytest.raises(InputError, match=r"gives token id 14, but it has embeddings for 13 tokens \(0 to 12\)"):
+        calibration.run(config, out, checkpoint=tmp_path)
+    assert [] == list(out.iterdir())
 
 
 def test_the_key_follows_the_text_and_not_its_place(tmp_path: Path) -> None:
