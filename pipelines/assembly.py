@@ -51,7 +51,7 @@ REFERENCE = Stage(
 SCORES = Stage(
     "scores",
     "scores",
-    1,
+    2,
     "pipelines.evaluate.harness:run",
     "pipelines.evaluate.harness:ScoresConfig",
     ("lm-eval", "tokenizers"),
@@ -61,7 +61,7 @@ LATENCY = Stage(
     device_bound=True,
 )  # fmt: skip
 DECISION = Stage(
-    "decision", "decision", 1, "pipelines.decide.stage:run", "pipelines.decide.stage:DecisionConfig", ("scipy",)
+    "decision", "decision", 2, "pipelines.decide.stage:run", "pipelines.decide.stage:DecisionConfig", ("scipy",)
 )
 REPORT = Stage("report", "report", 1, "pipelines.track.report:run", "pipelines.track.report:ReportConfig")
 TRACK = Stage("track", "track", 1, "pipelines.track.runs:run", "pipelines.track.runs:TrackingConfig", ("mlflow",))
@@ -334,6 +334,7 @@ def _candidate_input(c: CandidateSteps, failures: Mapping[str, str]) -> Candidat
         status="ok" if alive else "failed",
         failure=failure,
         unjudged=c.unjudged,
+        labels=dict(c.engine.labels),
     )
 
 

@@ -129,6 +129,7 @@ class Engine:
     row: Target
     config: BaseModel
     toolchain: Toolchain
+    labels: Mapping[str, str]
 
 
 @dataclass(frozen=True, slots=True)
@@ -237,12 +238,21 @@ def _engines(config: CampaignConfig, placement: Placement, problems: list[Proble
             continue
         row, rest = TARGETS[target], dict(given)
         own = rest.pop("toolchain", None)
+        labels = _labels(name, rest.pop("labels", None) or {}, problems)
         checked = _row_config(row.config_type, rest, f"engine.{name}", problems)
         if checked is not None:
             key = f"engine.{name}.toolchain"
             placed = placement.row("engine", key, own, row.toolchain, row.packages, problems)
-            found.append(Engine(name, row, checked, placed))
+            found.append(Engine(name, row, checked, placed, labels))
     return found
+
+
+def _labels(engine: str, given: object, problems: list[Problem]) -> dict[str, str]:
+    """What an engine is called by people who may only use some: residency, hardware, whatever the gate asks for."""
+    if isinstance(given, dict) and all(isinstance(value, str) for value in given.values()):
+        return {str(name): value for name, value in given.items()}
+    problems.append(Problem(f"engine.{engine}.labels", given, "names with texts", "e.g. {residency: eu}"))
+    return {}
 
 
 def _variants(

@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from pipelines.decide import stats
+from pipelines.decide import stats, vetoes
 from pipelines.decide.gate import GateConfig
-from pipelines.decide.model import Candidate, Decision, Outcome, Verdict
+from pipelines.decide.model import Candidate, Decision, Outcome, Verdict, Veto
 from pipelines.decide.pareto import Point, front
 
 REFERENCE_REASON = "the reference every variant is compared with"
+_ABOUT_ANSWERS = ("empty", "loop", "length", "must_pass", "not_finite")
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,10 +36,12 @@ def decide(
 ) -> Decision:
     """Judge every candidate and the campaign.
 
-    Candidates come with their verdicts, latencies and speed; `outcome`, `reasons` and `pareto` are filled in here.
+    Candidates come with their verdicts, latencies and speed; `vetoes` are completed here, and `outcome`, `reasons`
+    and `pareto` filled in.
     """
     on_front = front([_point(c, gate) for c in candidates])
     known = next((c for c in candidates if c.label == reference and c.status == "ok" and not c.unjudged), None)
+    candidates = [_vetoed(c, known, gate, base) for c in candidates]
     adjusted = _adjusted(candidates, gate)
     judged, settles = [], []
     for one in candidates:
@@ -117,6 +120,17 @@ def _adjusted(candidates: Sequence[Candidate], gate: GateConfig) -> dict[str, fl
     return dict(zip(largest, stats.holm(list(largest.values())), strict=True))
 
 
+def _vetoed(one: Candidate, reference: Candidate | None, gate: GateConfig, base: Mapping[str, str]) -> Candidate:
+    """The candidate with everything that rules it out; a reference is not judged."""
+    if one.reference or one.unjudged or reference is None:
+        return one
+    if one.status == "failed":
+        built = Veto(kind="build", text=f"could not be made: {one.failure}")
+        return one.model_copy(update={"vetoes": (built,)})
+    sure, unsure = vetoes.inspect(one, reference, gate, base)
+    return one.model_copy(update={"vetoes": sure, "undecided": unsure})
+
+
 def _weigh(one: Candidate, reference: Candidate | None, gate: GateConfig, adjusted_p: float | None) -> Finding:
     if one.status == "failed":
         return Finding(rejects=(f"could not be made: {one.failure}",))
@@ -138,15 +152,28 @@ def _weigh(one: Candidate, reference: Candidate | None, gate: GateConfig, adjust
     speed = _speed(one, gate)
     if speed.holds and not one.native and not (accuracy.rejects or accuracy.holds):
         speed = Finding(holds=(f"accuracy passes, {speed.holds[0]}",), settles=speed.settles)
-    return accuracy + _perplexity(one, reference, gate) + speed
+    return _ruled_out(one) + accuracy + speed
+
+
+def _ruled_out(one: Candidate) -> Finding:
+    def told(veto: Veto) -> str:
+        return f"{veto.where}: {veto.text}" if veto.kind in _ABOUT_ANSWERS else veto.text
+
+    return Finding(
+        rejects=tuple(f"veto, {told(v)}" for v in one.vetoes),
+        holds=tuple(f"not cleared, {told(v)}" for v in one.undecided),
+        settles=tuple(f"a clear answer on {v.kind}: {told(v)}" for v in one.undecided),
+    )
 
 
 def _accuracy(one: Candidate) -> Finding:
     found = Finding() if gating(one) else Finding(holds=("no eval set was scored",), settles=("scores on an eval set",))
     for v in gating(one):
         where = name(v)
-        if v.verdict in ("fail", "veto"):
+        if v.verdict == "fail":
             found += Finding(rejects=(f"{where}: loses more than {v.margin:.4g} ({_loss(v)})",))
+        elif v.verdict == "veto" and not any(veto.where == v.eval_set for veto in one.vetoes):
+            found += Finding(rejects=(f"{where}: vetoed ({v.note})",))
         elif v.verdict == "invalid":
             found += Finding(holds=(f"{where}: no verdict, {v.note}",), settles=(f"matching evidence on {where}",))
         elif v.verdict == "inconclusive":
@@ -163,18 +190,6 @@ def _multiplicity(adjusted_p: float | None, gate: GateConfig) -> Finding:
         holds=(f"passes alone, but not among all variants tried (Holm p = {adjusted_p:.3g} > {gate.alpha:g})",),
         settles=("more items, or fewer variants in one campaign",),
     )
-
-
-def _perplexity(one: Candidate, reference: Candidate, gate: GateConfig) -> Finding:
-    limit = gate.max_perplexity_ratio
-    if limit is None:
-        return Finding()
-    if one.perplexity is None or not reference.perplexity:
-        return Finding(holds=("no perplexity was measured",), settles=("perplexity of the variant and the reference",))
-    ratio = one.perplexity / reference.perplexity
-    if ratio <= limit:
-        return Finding()
-    return Finding(rejects=(f"perplexity is {ratio:.3f} times the reference's, allowed {limit:g}",))
 
 
 def _speed(one: Candidate, gate: GateConfig) -> Finding:

@@ -8,12 +8,16 @@ from pathlib import Path
 from typing import Any
 
 from pipelines.decide.judge import Item
+from pipelines.decide.model import Noise
 from pipelines.decide.speed import Block, Request
+from pipelines.divergence import figures
+from pipelines.divergence.figures import Row
 from pipelines.errors import EvidenceError
 from pipelines.flow.store import Manifest, manifest
 
 _ITEM = ("eval_set", "item_id", "score", "prompt_hash", "template_id", "slice", "cluster", "filter", "metric",
-         "higher_is_better", "binary", "truncated", "empty", "finish_reason")  # fmt: skip
+         "higher_is_better", "binary", "truncated", "empty", "looping", "not_finite", "must_pass", "tokens_in",
+         "tokens_out", "finish_reason")  # fmt: skip
 _REQUEST = ("engine", "profile", "round", "ok", "ttft_ms", "tpot_ms", "e2e_ms")
 _BLOCK = ("engine", "profile", "round", "wall_s", "requests", "failed", "output_tokens_per_s", "peak_rss_bytes")
 _LOAD = {
@@ -36,9 +40,19 @@ class Evidence:
     requests: Sequence[Request]
     blocks: Sequence[Block]
     load: Mapping[str, str]
+    divergences: Mapping[str, Sequence[Row]]
+    noise: Sequence[Noise]
 
 
-def read(*, scores: list[Path], latency: Path | None, engines: list[Path], variants: list[Path]) -> Evidence:
+def read(
+    *,
+    scores: Sequence[Path],
+    latency: Path | None,
+    engines: Sequence[Path],
+    variants: Sequence[Path],
+    divergences: Sequence[Path] = (),
+    noise: Sequence[Path] = (),
+) -> Evidence:
     """Read every artifact a decision rests on.
 
     Raises:
@@ -55,14 +69,26 @@ def read(*, scores: list[Path], latency: Path | None, engines: list[Path], varia
         requests=[Request(**{name: row[name] for name in _REQUEST}) for row in requests],
         blocks=[Block(**{name: row[name] for name in _BLOCK}) for row in blocks],
         load=_load(blocks),
+        divergences={path.name: figures.read(path) for path in divergences},
+        noise=[_noise(path) for path in noise],
     )
+
+
+def _noise(path: Path) -> Noise:
+    found = manifest(path).facts
+    try:
+        return Noise.model_validate({name: found[name] for name in Noise.model_fields})
+    except (KeyError, ValueError) as error:
+        raise EvidenceError(f"{path}: no A/A run ({error}); run `quantgate verify`") from None
 
 
 def _items(path: Path) -> dict[str, list[Item]]:
     found: dict[str, list[Item]] = {}
     for row in _rows(path / "items.parquet", _ITEM):
         fields = {name: row[name] for name in _ITEM if name not in ("eval_set", "finish_reason")}
-        found.setdefault(row["eval_set"], []).append(Item(**fields, cut=row["finish_reason"] == "length"))
+        ended = row["finish_reason"]
+        item = Item(**fields, generated=ended is not None, cut=ended == "length")
+        found.setdefault(row["eval_set"], []).append(item)
     return found
 
 

@@ -10,6 +10,7 @@ from pydantic import Discriminator, Field, Tag, model_validator
 
 from pipelines.config import Strict
 from pipelines.decide import looks
+from pipelines.decide.engineloss import EngineLoss
 from pipelines.errors import Problem, closest
 
 Family = Literal["strict", "standard", "loose", "perplexity"]
@@ -88,6 +89,50 @@ class SpeedRule(Strict):
     min_speedup: float = Field(default=1.0, gt=0)
 
 
+class Slo(Strict):
+    """A promise about latency: a percentile under a load profile, held where its 95% upper bound is within `max_ms`."""
+
+    profile: str
+    metric: LatencyMetric = "e2e_ms"
+    percentile: float = Field(default=99.0, gt=0, lt=100)
+    max_ms: float = Field(gt=0)
+
+
+class Vetoes(Strict):
+    """What rules a candidate out before any statistic.
+
+    empty, loops: shares of answers that may be empty, or end in a loop, where the reference's are not.
+    length: how many times as long as the reference's answers may be, least and most.
+    max_memory_gib: peak memory of the engine's server under load; null for no cap.
+    max_kl: mean KL to the reference engine, in nats, on held-out text and eval prompts each; null for no cap.
+    slo: promises about latency.
+    """
+
+    empty: float = Field(default=0.02, ge=0, lt=1)
+    loops: float = Field(default=0.02, ge=0, lt=1)
+    length: tuple[float, float] = (0.9, 1.1)
+    max_memory_gib: float | None = Field(default=None, gt=0)
+    max_kl: float | None = Field(default=None, gt=0)
+    slo: tuple[Slo, ...] = ()
+
+    @model_validator(mode="after")
+    def _length_holds_one(self) -> Self:
+        if not 0 < self.length[0] < 1 < self.length[1]:
+            raise ValueError(f"length: {list(self.length)} must be a share below 1 and one above it, e.g. [0.9, 1.1]")
+        return self
+
+
+class Constraints(Strict):
+    """What a candidate must be before it is scored against others.
+
+    licences: allowed licences of the base checkpoint; null allows any.
+    labels: allowed values of an engine's labels (conf/engine: `labels: {residency: eu, hardware: l4}`).
+    """
+
+    licences: tuple[str, ...] | None = None
+    labels: dict[str, tuple[str, ...]] = Field(default_factory=dict)
+
+
 class Looks(Strict):
     """The plan of looks at growing data, made before the first one: at which shares of the items, and which it is now.
 
@@ -159,6 +204,9 @@ class GateConfig(Strict):
     slices: Literal["gate", "report"] = "report"
     several_variants: Literal["holm", "none"] = "holm"
     max_perplexity_ratio: float | None = Field(default=None, gt=1)
+    vetoes: Vetoes = Vetoes()
+    engine_loss: EngineLoss = EngineLoss()
+    constraints: Constraints = Constraints()
     require_speed: bool = True
     speed: SpeedRule
     latency: Axis
@@ -208,6 +256,7 @@ def _unknown_sets(gate: GateConfig, eval_sets: Mapping[str, Collection[str]]) ->
 
 def _unknown_profiles(gate: GateConfig, profiles: Collection[str]) -> Iterator[Problem]:
     asked = [("gate.speed.profile", gate.speed.profile), ("gate.latency.profile", gate.latency.profile)]
+    asked += [(f"gate.vetoes.slo[{n}].profile", slo.profile) for n, slo in enumerate(gate.vetoes.slo)]
     for key, profile in asked:
         if profile not in profiles:
             yield Problem(key, profile, "no such load profile", closest(profile, profiles))

@@ -32,6 +32,12 @@ class Item:
     truncated: bool = False
     empty: bool = False
     cut: bool = False
+    looping: bool = False
+    not_finite: bool = False
+    must_pass: bool = False
+    generated: bool = False
+    tokens_in: int = 0
+    tokens_out: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,6 +140,13 @@ def _item_mismatch(ours: Item, theirs: Item, card: EvalCard) -> str:
 def _short(value: object) -> str:
     text = str(value)
     return text if len(text) <= 16 else text[:12] + "…"
+
+
+def align(reference: Sequence[Item], candidate: Sequence[Item], card: EvalCard) -> list[tuple[Item, Item]]:
+    """Give the items that both sides answered from the same prompt, side by side."""
+    theirs = {item.item_id: item for item in _one_filter(candidate, card)}
+    couples = [(ours, theirs.get(ours.item_id)) for ours in _one_filter(reference, card)]
+    return [(a, b) for a, b in couples if b and (a.prompt_hash, a.template_id) == (b.prompt_hash, b.template_id)]
 
 
 def _one_filter(side: Sequence[Item], card: EvalCard) -> list[Item]:

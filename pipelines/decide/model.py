@@ -4,7 +4,10 @@ from __future__ import annotations
 
 from typing import Literal
 
+from pydantic import Field
+
 from pipelines.config import Strict
+from pipelines.divergence.figures import Row
 
 VerdictName = Literal["invalid", "veto", "fail", "inconclusive", "pass"]
 Outcome = Literal["promote", "hold", "reject"]
@@ -61,6 +64,70 @@ class Verdict(Strict):
     def flips(self) -> int | None:
         """Items that changed either way."""
         return None if self.gains is None or self.losses is None else self.gains + self.losses
+
+
+VetoKind = Literal[
+    "build", "not_finite", "empty", "loop", "length", "must_pass", "perplexity", "memory", "engine_loss", "divergence",
+    "slo", "licence", "label",
+]  # fmt: skip
+
+
+class Veto(Strict):
+    """What rules a candidate out whatever its scores: of which kind, where (an eval set, a profile), and in words."""
+
+    kind: VetoKind
+    where: str = ""
+    text: str
+
+
+class Outputs(Strict):
+    """What answers on one eval set look like; the length ratio is to the reference's, on the same items."""
+
+    eval_set: str
+    items: int
+    generated: int
+    truncated: int
+    empty: int
+    cut: int
+    looping: int
+    not_finite: int
+    mean_tokens_out: float | None
+    length_ratio: float | None
+    length_interval: Interval | None
+
+
+class Promise(Strict):
+    """A percentile held against its limit: kept, broken, or open where the requests cannot tell.
+
+    upper and lower: one-sided 95% bounds by order statistics; None where there are too few requests for one.
+    """
+
+    profile: str
+    metric: str
+    percentile: float
+    max_ms: float
+    value: float | None
+    lower: float | None
+    upper: float | None
+    requests: int
+    requests_needed: int
+    state: Literal["kept", "broken", "open"]
+
+
+class Noise(Strict):
+    """What changed on one eval set when the reference engine was scored again: items both times, scores up and down."""
+
+    eval_set: str
+    items: int
+    gains: int
+    losses: int
+    answers_changed: int
+    mean_change: float
+
+    @property
+    def flips(self) -> int:
+        """Items whose score changed."""
+        return self.gains + self.losses
 
 
 class Latency(Strict):
@@ -130,6 +197,12 @@ class Candidate(Strict):
     pareto: bool
     outcome: Outcome | None
     reasons: tuple[str, ...]
+    labels: dict[str, str] = Field(default_factory=dict)
+    divergences: tuple[Row, ...] = ()
+    outputs: tuple[Outputs, ...] = ()
+    promises: tuple[Promise, ...] = ()
+    vetoes: tuple[Veto, ...] = ()
+    undecided: tuple[Veto, ...] = ()
 
 
 class Decision(Strict):
@@ -147,3 +220,4 @@ class Decision(Strict):
     gate: dict[str, object]
     conditions: dict[str, str]
     base: dict[str, str]
+    noise: tuple[Noise, ...] = ()

@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from pipelines.decide import stats
-from pipelines.decide.gate import LatencyMetric, SpeedRule
-from pipelines.decide.model import Interval, Latency, Speed, Throughput
+from pipelines.decide.gate import LatencyMetric, Slo, SpeedRule
+from pipelines.decide.model import Interval, Latency, Promise, Speed, Throughput
 from pipelines.probe.latency import percentile
 
 METRICS: tuple[LatencyMetric, ...] = ("ttft_ms", "tpot_ms", "e2e_ms")
@@ -87,6 +87,26 @@ def throughputs(blocks: Sequence[Block]) -> tuple[Throughput, ...]:
             )
         )
     return tuple(found)
+
+
+def promise(requests: Sequence[Request], slo: Slo) -> Promise:
+    """Hold one engine's requests against a promise: kept only where the upper bound of the percentile is within it.
+
+    A failed request has no latency, so it counts as later than any.
+    """
+    mine = [r for r in requests if r.profile == slo.profile]
+    values = [math.inf if (v := r.value(slo.metric)) is None else v for r in mine]
+    share = slo.percentile / 100.0
+    lower, upper = (None if b is None or math.isinf(b) else b for b in stats.quantile_bounds(values, share, CONFIDENCE))
+    least = stats.quantile_bounds(values, share, CONFIDENCE)[0]
+    kept, broken = upper is not None and upper <= slo.max_ms, least is not None and least > slo.max_ms
+    value = percentile(values, slo.percentile) if values else None
+    return Promise(
+        profile=slo.profile, metric=slo.metric, percentile=slo.percentile, max_ms=slo.max_ms,
+        value=None if value is None or math.isinf(value) else value, lower=lower, upper=upper, requests=len(values),
+        requests_needed=stats.observations_needed(share, CONFIDENCE, one_sided=True),
+        state="kept" if kept else "broken" if broken else "open",
+    )  # fmt: skip
 
 
 def compare(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Literal
 
@@ -16,8 +16,9 @@ from pipelines.decide.document import markdown
 from pipelines.decide.evidence import Evidence, read
 from pipelines.decide.gate import EvalCard, GateConfig
 from pipelines.decide.judge import Item, judge
-from pipelines.decide.model import Candidate, Speed, Verdict
-from pipelines.decide.speed import PERCENTILES, Request, compare, latencies, throughputs
+from pipelines.decide.model import Candidate, Outputs, Speed, Verdict
+from pipelines.decide.outputs import Findings, describe, inspect
+from pipelines.decide.speed import PERCENTILES, Request, compare, latencies, promise, throughputs
 from pipelines.errors import ConfigError, Problem, closest
 
 Facts = dict[str, str | int | float | bool | None]
@@ -37,8 +38,10 @@ class CandidateInput(Strict):
     variant_key: str | None = None
     engine_key: str | None = None
     scores: tuple[str, ...] = ()
+    divergence_key: str | None = None
     status: Literal["ok", "failed"] = "ok"
     failure: str | None = None
+    labels: dict[str, str] = Field(default_factory=dict)
     unjudged: str = ""
 
 
@@ -60,6 +63,8 @@ def run(
     scores: list[Path],
     engines: list[Path],
     variants: list[Path],
+    divergences: Sequence[Path] = (),
+    noise: Sequence[Path] = (),
     latency: Path | None = None,
 ) -> Facts:
     """Judge every candidate against the reference and write the decision.
@@ -68,11 +73,13 @@ def run(
         ConfigError: the reference is not among the candidates, a label is used twice, or a key is not among the inputs.
         EvidenceError: an artifact that cannot be read.
     """
-    evidence = read(scores=scores, latency=latency, engines=engines, variants=variants)
+    measured = {"scores": scores, "engines": engines, "variants": variants, "divergences": divergences, "noise": noise}
+    evidence = read(latency=latency, **measured)
     _check(config, evidence)
     reference = next(c for c in config.candidates if c.label == config.reference)
     candidates = [_candidate(one, reference, config, evidence) for one in config.candidates]
-    decision = decide(config.campaign, candidates, config.reference, config.gate, _conditions(evidence), config.base)
+    decided = decide(config.campaign, candidates, config.reference, config.gate, _conditions(evidence), config.base)
+    decision = decided.model_copy(update={"noise": tuple(evidence.noise)})
     text = json.dumps(decision.model_dump(mode="json"), indent=2, ensure_ascii=False)
     (out / "decision.json").write_text(text + "\n", encoding="utf-8")
     (out / "decision.md").write_text(markdown(decision), encoding="utf-8")
@@ -88,8 +95,12 @@ def _check(config: DecisionConfig, evidence: Evidence) -> None:
     if config.reference not in labels:
         found.append(Problem("reference", config.reference, "no such candidate", closest(config.reference, labels)))
     for one in config.candidates:
-        wanted = [("variant_key", one.variant_key, evidence.variants), ("engine_key", one.engine_key, evidence.engines)]
-        wanted += [("scores", key, evidence.scores) for key in one.scores]
+        wanted: list[tuple[str, str | None, Collection[str]]] = [
+            ("variant_key", one.variant_key, evidence.variants),
+            ("engine_key", one.engine_key, evidence.engines),
+            ("divergence_key", one.divergence_key, evidence.divergences),
+            *(("scores", key, evidence.scores) for key in one.scores),
+        ]
         found += [
             Problem(f"candidates.{one.label}.{name}", key, "not among the inputs of this stage", closest(key, known))
             for name, key, known in wanted
@@ -110,6 +121,7 @@ def _candidate(one: CandidateInput, reference: CandidateInput, config: DecisionC
     items = _items_of(one, evidence)
     means = {name: mean for name, rows in items.items() if (mean := _mean(rows, config.eval_sets[name])) is not None}
     compared = one.status == "ok" and one.label != reference.label
+    findings = _findings(items, _items_of(reference, evidence), config) if compared else {}
     key = one.engine_key[:16] if one.engine_key else ""
     return Candidate(
         label=one.label,
@@ -133,13 +145,19 @@ def _candidate(one: CandidateInput, reference: CandidateInput, config: DecisionC
         engine_kl=_real(engine, "kl_mean"),
         scores=means,
         mean_score=_mean_score(means, config),
-        verdicts=_verdicts(items, _items_of(reference, evidence), config) if compared else (),
+        verdicts=_verdicts(items, _items_of(reference, evidence), config, findings) if compared else (),
         latency=latencies(_requests_of(one, evidence), sorted({*PERCENTILES, config.gate.latency.percentile})),
         throughput=throughputs([b for b in evidence.blocks if b.engine == key]),
         speed=_speed(one, reference, config, evidence) if compared else None,
         pareto=False,
         outcome=None,
         reasons=(),
+        labels=one.labels,
+        divergences=tuple(evidence.divergences[one.divergence_key[:16]]) if one.divergence_key else (),
+        outputs=_outputs(items, findings, config),
+        promises=tuple(promise(_requests_of(one, evidence), slo) for slo in config.gate.vetoes.slo),
+        vetoes=tuple(v for found in findings.values() for v in found.vetoes),
+        undecided=tuple(v for found in findings.values() for v in found.undecided),
     )
 
 
@@ -149,14 +167,43 @@ def _simulated(one: CandidateInput, evidence: Evidence) -> bool:
     return any(m is not None and m.simulated for m in made)
 
 
-def _verdicts(
+def _findings(
     items: Mapping[str, Sequence[Item]], reference: Mapping[str, Sequence[Item]], config: DecisionConfig
-) -> tuple[Verdict, ...]:
-    return tuple(
-        verdict
+) -> dict[str, Findings]:
+    """What a candidate's answers show on each eval set that both sides have."""
+    return {
+        name: inspect(name, reference[name], items[name], card, config.gate.vetoes)
         for name, card in config.eval_sets.items()
-        for verdict in judge(reference.get(name), items.get(name), name, card, config.gate)
+        if name in items and name in reference
+    }
+
+
+def _outputs(
+    items: Mapping[str, Sequence[Item]], findings: Mapping[str, Findings], config: DecisionConfig
+) -> tuple[Outputs, ...]:
+    return tuple(
+        findings[name].outputs if name in findings else describe(name, items[name], config.eval_sets[name])
+        for name in config.eval_sets
+        if name in items
     )
+
+
+def _verdicts(
+    items: Mapping[str, Sequence[Item]],
+    reference: Mapping[str, Sequence[Item]],
+    config: DecisionConfig,
+    findings: Mapping[str, Findings],
+) -> tuple[Verdict, ...]:
+    """Verdicts on every set and slice; what a veto was found on is vetoed, whatever its figures."""
+    found: list[Verdict] = []
+    for name, card in config.eval_sets.items():
+        judged = judge(reference.get(name), items.get(name), name, card, config.gate)
+        vetoes = findings[name].vetoes if name in findings else ()
+        if vetoes:
+            note = "; ".join([*(v.text for v in vetoes), *filter(None, [judged[0].note])])
+            judged = (judged[0].model_copy(update={"verdict": "veto", "note": note}), *judged[1:])
+        found += judged
+    return tuple(found)
 
 
 def _speed(one: CandidateInput, reference: CandidateInput, config: DecisionConfig, evidence: Evidence) -> Speed | None:
@@ -182,6 +229,7 @@ def _items_of(one: CandidateInput, evidence: Evidence) -> dict[str, Sequence[Ite
 def _keys(one: CandidateInput, evidence: Evidence) -> dict[str, str]:
     found = {"variant": one.variant_key, "engine": one.engine_key}
     found |= {f"scores/{name}": key for key in one.scores for name in evidence.items[key[:16]]}
+    found |= {"divergence": one.divergence_key} if one.divergence_key else {}
     found |= {"latency": evidence.latency.key} if evidence.latency and one.engine_key else {}
     return {name: key for name, key in found.items() if key is not None}
 

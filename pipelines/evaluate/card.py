@@ -61,6 +61,7 @@ class ItemRules:
     reference: str | None
     slices: tuple[str, ...]
     clustered: bool
+    binary: bool
 
 
 def read_card(path: Path, problems: list[str]) -> tuple[Card | None, ItemRules]:
@@ -71,6 +72,7 @@ def read_card(path: Path, problems: list[str]) -> tuple[Card | None, ItemRules]:
         reference if isinstance(reference, str) else None,
         tuple(map(str, slices)) if isinstance(slices, dict) else (),
         data.get("clusters") is not None,
+        data.get("binary") is True,
     )
     return (checked(Card, data, path, problems) if data else None), rules
 

@@ -125,6 +125,7 @@ def load(config: EvalsetConfig) -> Evalset:
     card, rules = read_card(directory / CARD, problems)
     task = taskfile.read(directory, problems)
     items = tuple(_items(directory / ITEMS, rules, task or {}, problems))
+    problems += [f"{directory / ITEMS}: {p}" for p in _one_class(items, rules, task or {})]
     metrics = taskfile.metrics(task or {})
     if card is not None and metrics and card.metric not in metrics:
         known = closest(card.metric, metrics)
@@ -253,6 +254,26 @@ def _items(path: Path, rules: ItemRules, task: Mapping[str, object], problems: l
         problems.append(f"{path}: holds no items")
 
 
+def _must_pass_problems(row: Mapping[str, object], rules: ItemRules) -> Iterator[str]:
+    marked = row.get("must_pass", False)
+    if not isinstance(marked, bool):
+        yield f"has must_pass={marked!r}; it is true or false"
+    elif marked and not rules.binary:
+        yield f"is marked must_pass, but only items that are right or wrong can be ({CARD}: binary)"
+
+
+def _one_class(items: Sequence[Item], rules: ItemRules, task: Mapping[str, object]) -> Iterator[str]:
+    """A choice whose right answer is always the same one is won by whoever always says it."""
+    if rules.reference is None or task.get("output_type") != "multiple_choice" or len(items) < 2:
+        return
+    named = task.get("doc_to_choice")
+    rows = [json.loads(item.line) for item in items]
+    pairs = {json.dumps([row.get(rules.reference), row.get(named) if isinstance(named, str) else None]) for row in rows}
+    if len(pairs) == 1:
+        shown = rows[0].get(rules.reference)
+        yield f"all {len(items)} items have the one reference {shown!r}, so a constant answer is always right"
+
+
 def _item(position: int, row: Mapping[str, object], line: str) -> Item:
     cluster = row.get("cluster")
     group = None if cluster is None else str(cluster)
@@ -260,6 +281,7 @@ def _item(position: int, row: Mapping[str, object], line: str) -> Item:
 
 
 def _row_problems(row: Mapping[str, object], rules: ItemRules, task: Mapping[str, object]) -> Iterator[str]:
+    yield from _must_pass_problems(row, rules)
     if rules.reference is None:
         return
     value = row.get(rules.reference)

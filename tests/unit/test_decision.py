@@ -79,7 +79,7 @@ def decided(*candidates: Candidate, rules: GateConfig | None = None) -> Decision
         ({"status": "failed", "failure": "loads as noise"}, "reject", "could not be made: loads as noise"),
         ({"unjudged": "it has no server"}, "hold", "built, not judged: it has no server"),
         ({"verdicts": (verdict("fail"),)}, "reject", "qa: loses more than 0.02"),
-        ({"verdicts": (verdict(), verdict("veto", slice="a"))}, "reject", "qa/a: loses more than 0.02"),
+        ({"verdicts": (verdict(), verdict("veto", slice="a", note="loops"))}, "reject", "qa/a: vetoed (loops)"),
         ({"verdicts": (verdict("invalid", note="item 3 differs"),)}, "hold", "qa: no verdict, item 3 differs"),
         ({"verdicts": (verdict("inconclusive", more_items=640),)}, "hold", "qa: inconclusive at margin 0.02"),
         ({"verdicts": (verdict("inconclusive"), verdict("fail"))}, "reject", "qa: loses more than 0.02"),
@@ -117,7 +117,7 @@ def test_perplexity_guard() -> None:
     rules = gate(max_perplexity_ratio=1.2)
     assert "promote" == decided(candidate("v", perplexity=23.9), rules=rules).outcome
     rejected = decided(candidate("v", perplexity=25.0), rules=rules).candidates[1]
-    assert ("reject", ("perplexity is 1.250 times the reference's, allowed 1.2",)) == (
+    assert ("reject", ("veto, perplexity is 1.250 times the reference's, allowed 1.2",)) == (
         rejected.outcome,
         rejected.reasons,
     )
@@ -225,7 +225,7 @@ def row(eval_set: str, metric: str, n: int, score: float, cluster: str | None, b
         "eval_set": eval_set, "item_id": f"{n:03d}", "slice": "all", "cluster": cluster, "filter": "none",
         "metric": metric, "higher_is_better": True, "binary": binary, "score": score, "prediction": "", "reference": "",
         "prompt_hash": f"{n:08x}", "template_id": "t1", "finish_reason": "stop", "tokens_in": 10, "tokens_out": 1,
-        "truncated": False, "empty": False,
+        "truncated": False, "empty": False, "looping": False, "not_finite": False, "must_pass": False,
     }  # fmt: skip
 
 
@@ -378,6 +378,25 @@ def test_two_items_swapped_are_invalid(tmp_path: Path) -> None:
     decision = Decision.model_validate_json((out / "decision.json").read_bytes())
     assert ("invalid", "hold") == (decision.candidates[1].verdicts[0].verdict, decision.candidates[1].outcome)
     assert "item 007: prompt_hash differs" in decision.candidates[1].reasons[0]
+
+
+def test_a_veto_on_answers_reaches_verdict_outcome_and_document(tmp_path: Path) -> None:
+    """An item that must stay right turned wrong for the winner: its verdict, outcome, reason and document say VETO."""
+    config, inputs, probe = campaign(tmp_path)
+    for letter, lost in (("a", 0), ("b", 1)):
+        rows = intent(lost, lost)
+        rows[0]["must_pass"] = True
+        table(tmp_path / "scores" / (f"{letter}0" * 8) / "items.parquet", rows)
+    out = tmp_path / "out"
+    out.mkdir()
+    stage.run(
+        config, out, scores=inputs["scores"], latency=probe, engines=inputs["engines"], variants=inputs["variants"]
+    )
+    decision = Decision.model_validate_json((out / "decision.json").read_bytes())
+    gptq = decision.candidates[1]
+    assert ("veto", "reject", ["must_pass"]) == (gptq.verdicts[0].verdict, gptq.outcome, [v.kind for v in gptq.vetoes])
+    assert "veto, intent: 1 items that must not turn wrong did (000)" == gptq.reasons[0]
+    assert "| VETO |" in (out / "decision.md").read_text("utf-8")
 
 
 @pytest.mark.parametrize("kind", ["variant", "engine"])

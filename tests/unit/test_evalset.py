@@ -116,6 +116,21 @@ def test_a_bad_item_is_named(write: Write, line: str, expected: str) -> None:
     assert expected in problem
 
 
+def test_items_that_must_stay_right_need_a_set_of_right_and_wrong(write: Write) -> None:
+    """must_pass is true or false, and only where items score 0 or 1."""
+    assert load(write({2: json.dumps(row(1, must_pass=True))})).size == 6
+    (found,) = problems_of(write({2: json.dumps(row(1, must_pass="yes"))}))
+    assert "items.jsonl:2: item 't1' has must_pass='yes'; it is true or false" in found
+    (found,) = problems_of(write({2: json.dumps(row(1, must_pass=True))}, {"binary": False}))
+    assert "item 't1' is marked must_pass, but only items that are right or wrong can be" in found
+
+
+def test_a_set_of_one_class_is_refused(write: Write) -> None:
+    """Where every item has the same choices and the same right one, a constant answer is always right."""
+    (found,) = problems_of(write({k + 1: json.dumps(row(k, gold=1)) for k in range(6)}))
+    assert "all 6 items have the one reference 1, so a constant answer is always right" in found
+
+
 def test_a_reference_may_be_a_choice_by_its_text(write: Write) -> None:
     """As in lm-eval, the right choice is a number or the choice itself."""
     assert load(write({2: json.dumps(row(1, gold="b"))})).size == 6

@@ -1,0 +1,106 @@
+"""What rules a candidate out before statistics, as far as its own figures tell: each veto is one function in a row."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+
+from pipelines.decide.engineloss import exceeded, words
+from pipelines.decide.gate import GateConfig
+from pipelines.decide.model import Candidate, Promise, Veto
+
+GIB = 2**30
+Found = Iterator[tuple[Veto, bool]]
+"""Vetoes, each with whether it is certain; one that is not holds a candidate back until it is cleared."""
+
+
+def inspect(
+    one: Candidate, reference: Candidate, gate: GateConfig, base: Mapping[str, str]
+) -> tuple[tuple[Veto, ...], tuple[Veto, ...]]:
+    """Give what vetoes a candidate and what could not be cleared, those found on its answers among them."""
+    found = [
+        *_licence(gate, base),
+        *_labels(one, gate),
+        *_perplexity(one, reference, gate),
+        *_memory(one, gate),
+        *_engine_loss(one, gate),
+        *_divergence(one, gate),
+        *_promises(one),
+    ]
+    vetoes = [veto for veto, certain in found if certain]
+    return (*one.vetoes, *vetoes), (*one.undecided, *(veto for veto, certain in found if not certain))
+
+
+def _licence(gate: GateConfig, base: Mapping[str, str]) -> Found:
+    allowed, licence = gate.constraints.licences, base.get("licence", "not stated")
+    if allowed is not None and licence not in allowed:
+        yield Veto(kind="licence", text=f"the base's licence is {licence}, allowed {', '.join(allowed)}"), True
+
+
+def _labels(one: Candidate, gate: GateConfig) -> Found:
+    for name, allowed in gate.constraints.labels.items():
+        has = one.labels.get(name)
+        if has not in allowed:
+            told = f"its engine's {name} is {has or 'not stated'}, allowed {', '.join(allowed)}"
+            yield Veto(kind="label", where=name, text=told), True
+
+
+def _perplexity(one: Candidate, reference: Candidate, gate: GateConfig) -> Found:
+    limit = gate.max_perplexity_ratio
+    if limit is None:
+        return
+    if one.perplexity is None or not reference.perplexity:
+        yield Veto(kind="perplexity", text="no perplexity was measured"), False
+        return
+    ratio = one.perplexity / reference.perplexity
+    if ratio > limit:
+        yield Veto(kind="perplexity", text=f"perplexity is {ratio:.3f} times the reference's, allowed {limit:g}"), True
+
+
+def _memory(one: Candidate, gate: GateConfig) -> Found:
+    cap = gate.vetoes.max_memory_gib
+    if cap is None:
+        return
+    peaks = [t.peak_rss_bytes for t in one.throughput if t.peak_rss_bytes is not None]
+    if not peaks:
+        yield Veto(kind="memory", text="no peak memory was measured"), False
+    elif max(peaks) > cap * GIB:
+        yield Veto(kind="memory", text=f"takes {max(peaks) / GIB:.2f} GiB at its peak, allowed {cap:g}"), True
+
+
+def _engine_loss(one: Candidate, gate: GateConfig) -> Found:
+    for told in exceeded(one.divergences, gate.engine_loss):
+        yield Veto(kind="engine_loss", text=told), True
+
+
+def _divergence(one: Candidate, gate: GateConfig) -> Found:
+    """Lower bounds, so that what is above the cap is so for certain, and what is below it is not cleared by them."""
+    cap = gate.vetoes.max_kl
+    rows = [row for row in one.divergences if row.loss == "total"] if cap is not None else []
+    for row in rows:
+        if cap is not None and row.figures.kl_mean > cap:
+            told = f"mean KL to the reference engine is at least {row.figures.kl_mean:.2g} on {words(row.text)}"
+            yield Veto(kind="divergence", text=f"{told}, allowed {cap:g}"), True
+    if cap is not None and not rows:
+        yield Veto(kind="divergence", text="no divergence from the reference engine was measured"), False
+
+
+def _promises(one: Candidate) -> Found:
+    """An emulated format's latency says nothing, for it or against it."""
+    for promise in one.promises if one.native else ():
+        if promise.state != "kept":
+            yield Veto(kind="slo", where=promise.profile, text=promised(promise)), promise.state == "broken"
+
+
+def promised(promise: Promise) -> str:
+    """Say what was found of a promise, and where requests are too few, how many it takes."""
+    name = f"{promise.metric} p{promise.percentile:g} at {promise.profile}"
+    limit = f"allowed {promise.max_ms:g} ms"
+    if promise.state == "broken":
+        at = "at least " + (f"{promise.lower:.1f} ms" if promise.lower is not None else "that of a failed request")
+        return f"{name} is {at} at 95%, {limit}"
+    if promise.upper is not None:
+        return f"{name} is up to {promise.upper:.1f} ms at 95%, {limit}"
+    if promise.requests >= promise.requests_needed:
+        return f"{name} may be that of a failed request, {limit}"
+    few = f"{promise.requests} requests cannot bound p{promise.percentile:g} at 95%"
+    return f"{name}: {few}, which takes {promise.requests_needed}; {limit}"
