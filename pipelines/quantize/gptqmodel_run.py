@@ -7,7 +7,7 @@ import json
 import re
 import tempfile
 from collections.abc import Iterator, Sequence
-from contextlib import chdir, contextmanager, suppress
+from contextlib import AbstractContextManager, chdir, contextmanager, nullcontext, suppress
 from dataclasses import replace
 from importlib.metadata import version
 from pathlib import Path
@@ -20,8 +20,14 @@ from pipelines.intake.lean import without_unused
 from pipelines.quantize.carry import carry_over
 from pipelines.quantize.coverage import Asked, account, expected
 from pipelines.quantize.failures import library_failures
-from pipelines.quantize.gptqmodel import GptqModelConfig
-from pipelines.quantize.gptqmodel_cpu import FLOAT32, narrow, stored_dtype, two_workers
+from pipelines.quantize.gptqmodel import AwqModelConfig, GptqModelConfig
+from pipelines.quantize.gptqmodel_cpu import (
+    FLOAT32,
+    awq_without_accelerator,
+    narrow,
+    stored_dtype,
+    two_workers,
+)
 from pipelines.quantize.llmcompressor_cpu import computes_in_float32
 from pipelines.quantize.packing import open_quantized
 from pipelines.quantize.scheme import parse
@@ -30,8 +36,12 @@ NOT_PART = frozenset({"offload_to_disk_path"})
 """Where this run put its temporary files: not a property of what it made."""
 
 
+CALLED = frozenset({"batch_size", "calibration_sort", "calibration_data_min_length"})
+"""Options of the call that quantizes; the others are of the library's config."""
+
+
 def run(
-    config: GptqModelConfig, out: Path, *, checkpoint: Path, calibration: Path | None = None
+    config: GptqModelConfig | AwqModelConfig, out: Path, *, checkpoint: Path, calibration: Path | None = None
 ) -> dict[str, str | int | float]:
     """Quantize a checkpoint into a directory that transformers, vLLM and ONNX Runtime's builder load.
 
@@ -45,7 +55,7 @@ def run(
     asked = Asked("" if config.options.dynamic else config.scheme, ignore=config.ignore)
     expected(checkpoint, asked)
     with without_unused(), two_workers() as pooled, _scratch() as scratch:
-        widened = _quantize(config, samples, checkpoint.resolve(), out.resolve(), scratch)
+        adapted = _quantize(config, samples, checkpoint.resolve(), out.resolve(), scratch)
     _settle(out)
     carry_over(checkpoint, out)
     return {
@@ -53,37 +63,43 @@ def run(
         "quantizer": config.quantizer,
         "library": "gptqmodel",
         "library_version": version("gptqmodel"),
-        "adaptations": "; ".join(filter(None, (pooled, widened))),
+        "adaptations": "; ".join(filter(None, (pooled, *adapted))),
         **account(out, checkpoint, replace(asked, errors=_losses(out))),
     }
 
 
 def _quantize(
-    config: GptqModelConfig, samples: Sequence[Sequence[int]], checkpoint: Path, out: Path, scratch: Path
-) -> str:
+    config: GptqModelConfig | AwqModelConfig,
+    samples: Sequence[Sequence[int]],
+    checkpoint: Path,
+    out: Path,
+    scratch: Path,
+) -> list[str]:
     """Quantize and save; give what had to be adapted."""
     import torch
-    from gptqmodel import GPTQModel, QuantizeConfig
+    from gptqmodel import BACKEND, GPTQModel, QuantizeConfig
 
     torch.manual_seed(config.seed)
-    options = config.options
     stored = stored_dtype(checkpoint)
     widened = stored != "float32" and computes_in_float32(config.compute_dtype)
-    with library_failures("GPTQModel", checkpoint.name):
+    by_awq = isinstance(config, AwqModelConfig)
+    shown = samples[: config.options.num_calibration_samples] if isinstance(config, AwqModelConfig) else samples
+    adapting: AbstractContextManager[str] = awq_without_accelerator() if by_awq else nullcontext("")
+    packing = BACKEND.AWQ_TORCH if by_awq and not torch.accelerator.is_available() else BACKEND.AUTO
+    with library_failures("GPTQModel", checkpoint.name), adapting as adapted:
         loading = {"dtype": torch.float32} if widened else {}
         model = GPTQModel.load(str(checkpoint), QuantizeConfig(**_settings(config, scratch)), **loading)
         model.layer_callback = _LayersReported(int(model.model.config.get_text_config().num_hidden_layers))
         model.quantize(
-            [{"input_ids": list(ids), "attention_mask": [1] * len(ids)} for ids in samples],
-            batch_size=options.batch_size,
-            calibration_sort=options.calibration_sort,
-            calibration_data_min_length=options.calibration_data_min_length,
+            [{"input_ids": list(ids), "attention_mask": [1] * len(ids)} for ids in shown],
+            backend=packing,
+            **config.options.model_dump(include=set(CALLED)),
         )
         progress.report(0, 1, "saving")
         model.save(str(out))
     if widened:
         narrow(out, stored)
-    return FLOAT32 if widened else ""
+    return [adapted, FLOAT32 if widened else ""]
 
 
 @contextmanager
@@ -93,7 +109,7 @@ def _scratch() -> Iterator[Path]:
         yield Path(directory)
 
 
-def _settings(config: GptqModelConfig, scratch: Path) -> dict[str, Any]:
+def _settings(config: GptqModelConfig | AwqModelConfig, scratch: Path) -> dict[str, Any]:
     """The library's own config: a scheme in its terms, and layers to leave alone as negative rules of `dynamic`."""
     from gptqmodel.quantization.config import FORMAT, METHOD, HessianConfig
     from gptqmodel.quantization.config import Fallback as LibraryFallback
@@ -103,21 +119,20 @@ def _settings(config: GptqModelConfig, scratch: Path) -> dict[str, Any]:
         f"-:{_pattern(entry)}": {} for entry in config.ignore if entry != "lm_head"
     }
     rules |= options.dynamic or {}
-    direct = options.model_dump(
-        exclude={"fallback", "hessian", "dynamic", "batch_size", "calibration_sort", "calibration_data_min_length"}
-    )
-    return {
-        **direct,
+    ours = CALLED | {"fallback", "hessian", "dynamic", "num_calibration_samples"}
+    settings = {
+        **options.model_dump(exclude=set(ours)),
         "bits": scheme.weight_bits,
         "group_size": scheme.group_size or -1,
         "sym": scheme.symmetric,
-        "method": METHOD.GPTQ,
-        "format": FORMAT.GPTQ,
         "offload_to_disk_path": str(scratch / "offloaded") if options.offload_to_disk else None,
         "dynamic": rules or None,
         "fallback": LibraryFallback(**options.fallback.model_dump()) if options.fallback else None,
-        "hessian": HessianConfig(**options.hessian.model_dump()),
     }
+    if isinstance(config, AwqModelConfig):
+        return {**settings, "method": METHOD.AWQ, "format": FORMAT.GEMM}
+    hessian = HessianConfig(**config.options.hessian.model_dump())
+    return {**settings, "method": METHOD.GPTQ, "format": FORMAT.GPTQ, "hessian": hessian}
 
 
 def _pattern(entry: str) -> str:

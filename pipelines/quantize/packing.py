@@ -100,21 +100,32 @@ def check_declared_format(variant: Path) -> None:
     Raises:
         StageFailed: they disagree, or a symmetric checkpoint's words are neither.
     """
-    import numpy as np
-
     config = quantization_config(variant)
     if config.get("quant_method") != "gptq" or not config.get("sym", True):
         return
     declared = gptq_format(config)
-    shards = Shards(variant)
-    for name in (n for n in shards if n.endswith(".qzeros")):
-        words = np.asarray(shards[name]).view(np.uint32)
-        bits = words.shape[1] * 32 // shards.shape(name.removesuffix("qzeros") + "scales")[1]
-        middle = repeat(1 << (bits - 1), bits)
-        found = {middle - repeat(1, bits): "gptq", middle: "gptq_v2"}.get(int(words.flat[0])) if words.size else None
-        if found != declared or not (words == words.flat[0]).all():
+    for name, first, found in _zero_words(Shards(variant)):
+        if found != declared:
             shown = "its words are in format " + found if found else "its words are in neither format"
             raise StageFailed(
                 f"{variant}: config.json declares GPTQ format {declared!r}, but {shown} "
-                f"({name} starts with {int(words.flat[0]):#010x}); a reader would load noise"
+                f"({name} starts with {first:#010x}); a reader would load noise"
             )
+
+
+def format_of_words(shards: Shards) -> str:
+    """The format that all zero-point words of a symmetric GPTQ checkpoint are in, "" where there is no such one."""
+    found = {found for _, _, found in _zero_words(shards)}
+    return found.pop() if len(found) == 1 else ""
+
+
+def _zero_words(shards: Shards) -> Iterator[tuple[str, int, str]]:
+    """Each tensor of zero points with its first word, and the format of a symmetric layer it is in, "" for none."""
+    import numpy as np
+
+    for name in (n for n in shards if n.endswith(".qzeros")):
+        words = np.asarray(shards[name]).view(np.uint32)
+        bits = words.shape[1] * 32 // shards.shape(name.removesuffix("qzeros") + "scales")[1]
+        middle, first = repeat(1 << (bits - 1), bits), int(words.flat[0]) if words.size else 0
+        known = {middle - repeat(1, bits): "gptq", middle: "gptq_v2"} if (words == first).all() else {}
+        yield name, first, known.get(first, "")

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from pipelines.errors import Problem
 from pipelines.flow.store import Fact
-from pipelines.quantize import autoawq, autogptq, gptqmodel, llmcompressor, modelopt
+from pipelines.quantize import autoawq, autogptq, gptqmodel, llmcompressor, modelopt, optimum_gptq
 
 if TYPE_CHECKING:
     from pipelines.intake.checkpoint import Inspected
@@ -120,6 +120,30 @@ _ROWS = (
         schemes=gptqmodel.SCHEMES,
         needs_calibration=_always,
         promises=gptqmodel.promises,
+    ),
+    Quantizer(
+        name="gptqmodel_awq",
+        version=1,
+        summary="AWQ in the layout that most runtimes read",
+        config_type="pipelines.quantize.gptqmodel:AwqModelConfig",
+        function="pipelines.quantize.gptqmodel_run:run",
+        packages=("gptqmodel", "transformers", "torch"),
+        schemes=gptqmodel.AWQ_SCHEMES,
+        needs_calibration=_always,
+        promises=gptqmodel.promises,
+        preflight=gptqmodel.preflight,
+    ),
+    Quantizer(
+        name="optimum_gptq",
+        version=1,
+        summary="GPTQ by GPTQModel's kernels in optimum's own loop, which knows any decoder",
+        config_type="pipelines.quantize.optimum_gptq:OptimumGptqConfig",
+        function="pipelines.quantize.optimum_gptq_run:run",
+        packages=("optimum", "gptqmodel", "transformers", "torch"),
+        schemes=optimum_gptq.SCHEMES,
+        needs_calibration=_always,
+        promises=optimum_gptq.promises,
+        preflight=optimum_gptq.preflight,
     ),
     Quantizer(
         name="autoawq",

@@ -114,6 +114,8 @@ def test_equal_schemes_have_equal_keys() -> None:
         ("llmcompressor_fp4", "W4A16_NVFP4", False),
         ("llmcompressor_fp4", "W4A4_MXFP4", False),
         ("gptqmodel_gptq", "W4A16_G64", True),
+        ("gptqmodel_awq", "W4A16_G64_ASYM", True),
+        ("optimum_gptq", "W4A16_G64", True),
         ("modelopt_awq", "W4A16_G64", True),
         ("modelopt_fp8", "W8A8_FP8_STATIC_TENSOR", True),
         ("modelopt_fp8", "W8A8_FP8_DYNAMIC", False),
