@@ -6,7 +6,7 @@ Pure: nothing is read here but what `Campaign` already holds and the digests of 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 
@@ -15,11 +15,14 @@ from pydantic import BaseModel
 from pipelines.campaign import Campaign, Engine, Variant
 from pipelines.config import find
 from pipelines.decide.stage import CandidateInput, DecisionConfig
+from pipelines.divergence.stage import ReadingConfig
 from pipelines.evaluate.harness import ScoresConfig
+from pipelines.evaluate.noise import NoiseConfig
 from pipelines.flow.device import describe
 from pipelines.flow.stage import Stage, Step
 from pipelines.flow.toolchain import CURRENT, Toolchain
 from pipelines.intake.digests import text_sha256
+from pipelines.quantize.asked import AskedConfig
 from pipelines.quantize.reference import ReferenceConfig
 from pipelines.quantize.table import Quantizer
 from pipelines.track.report import ReportConfig
@@ -48,6 +51,10 @@ REFERENCE = Stage(
     "reference", "reference", 2, "pipelines.quantize.reference:run_reference",
     "pipelines.quantize.reference:ReferenceConfig", _READERS,
 )  # fmt: skip
+ASKED = Stage(
+    "reference", "reference.prompts", 1, "pipelines.quantize.asked:run_asked", "pipelines.quantize.asked:AskedConfig",
+    _READERS,
+)  # fmt: skip
 SCORES = Stage(
     "scores",
     "scores",
@@ -55,6 +62,13 @@ SCORES = Stage(
     "pipelines.evaluate.harness:run",
     "pipelines.evaluate.harness:ScoresConfig",
     ("lm-eval", "tokenizers"),
+)
+NOISE = Stage(
+    "noise", "noise", 1, "pipelines.evaluate.noise:run", "pipelines.evaluate.noise:NoiseConfig",
+    ("lm-eval", "tokenizers"),
+)  # fmt: skip
+DIVERGENCE = Stage(
+    "divergence", "divergence", 1, "pipelines.divergence.stage:run", "pipelines.divergence.stage:ReadingConfig"
 )
 LATENCY = Stage(
     "latency", "latency", 1, "pipelines.probe.stage:run", "pipelines.probe.config:ProbeConfig", ("aiohttp", "uvloop"),
@@ -81,9 +95,18 @@ _FIRST_GUESS = {
 }
 
 
+@dataclass(frozen=True, slots=True)
+class Reloaded:
+    """A variant and what its checkpoint predicts: held-out text, and eval prompts where any are drawn."""
+
+    quantized: Step
+    checked: Step
+    asked: Step | None
+
+
 @dataclass(frozen=True)
 class CandidateSteps:
-    """A variant in an engine: the steps that make and measure it."""
+    """A variant in an engine: the steps that make and measure it. `read` is its divergence."""
 
     label: str
     variant: Variant
@@ -93,11 +116,13 @@ class CandidateSteps:
     graph: Step | None
     built: Step
     scores: Mapping[str, Step]
+    asked: Step | None = None
+    read: Step | None = None
 
     @property
     def steps(self) -> Iterator[Step]:
-        yield from (self.quantized, self.checked, *([] if self.graph is None else [self.graph]), self.built)
-        yield from self.scores.values()
+        found = (self.quantized, self.checked, self.asked, self.graph, self.built, *self.scores.values(), self.read)
+        yield from (step for step in found if step is not None)
 
     @property
     def unjudged(self) -> str:
@@ -115,6 +140,7 @@ class Assembled:
 
     base: Step
     candidates: tuple[CandidateSteps, ...]
+    noise: tuple[Step, ...]
     latency: Step | None
     decision: Step
     report: Step
@@ -175,14 +201,26 @@ class _Assembly:
             windows=held_out.windows,
             length=held_out.length,
             max_ratio=held_out.max_ratio,
-            prompts=self.campaign.prompts,
-            tail=self.campaign.config.divergence.tail,
         )
         inputs = {"variant": quantized} | ({} if baseline is None else {"base": baseline})
-        tokens = held_out.windows * held_out.length + len(config.prompts) * config.tail
-        size = 0 if baseline is not None else tokens * self.campaign.base.vocab_size * 4
+        size = 0 if baseline is not None else self.logits_bytes(held_out.windows * held_out.length)
         label, placed, batch = f"reload {variant.name}", self.campaign.stages["reference"], self.building(quantized)
         return self.step(REFERENCE, label, config, inputs, size=size, batch=batch, runs_in=placed)
+
+    def asked(self, variant: Variant, quantized: Step, baseline: Step | None) -> Step | None:
+        """Eval prompts predicted by the checkpoint; None where none are drawn."""
+        given, prompts = self.campaign.config.divergence, self.campaign.prompts
+        if not prompts:
+            return None
+        config = AskedConfig(prompts=prompts, tail=given.tail, length=self.campaign.config.held_out.length)
+        inputs = {"variant": quantized} | ({} if baseline is None else {"base": baseline})
+        size = 0 if baseline is not None else self.logits_bytes(len(prompts) * given.tail)
+        label, placed, batch = f"ask {variant.name}", self.campaign.stages["reference"], self.building(quantized)
+        return self.step(ASKED, label, config, inputs, size=size, batch=batch, runs_in=placed)
+
+    def logits_bytes(self, tokens: int) -> float:
+        """What the base's logits take on disk."""
+        return tokens * self.campaign.base.vocab_size * 4
 
     def graph(self, label: str, engine: Engine, variant: Variant, quantized: Step, checked: Step) -> Step | None:
         """What the engine is compiled from, where its target has a stage for it; it reads what reloading reads."""
@@ -232,6 +270,40 @@ class _Assembly:
             for e in self.campaign.evalsets
         }
 
+    def reloaded(self, variant: Variant, base: Reloaded | None) -> Reloaded:
+        """Quantize a variant and read what came out; without `base` it is the base."""
+        quantized = self.quantized(variant)
+        checked = self.checked(variant, quantized, None if base is None else base.checked)
+        return Reloaded(quantized, checked, self.asked(variant, quantized, None if base is None else base.asked))
+
+    def candidate(self, variant: Variant, engine: Engine, made: Reloaded, against: Step | None) -> CandidateSteps:
+        """A variant in an engine; `against` is the divergence of the engine others are compared with."""
+        label = variant.name if len(self.campaign.engines) == 1 else f"{variant.name}@{engine.name}"
+        graph = self.graph(label, engine, variant, made.quantized, made.checked)
+        built = self.built(label, engine, variant, made.quantized, made.checked, graph)
+        one = CandidateSteps(label, variant, engine, made.quantized, made.checked, graph, built, {})
+        if engine.row.unserved:
+            return one
+        given = {"engine": built, "checked": made.checked, "asked": made.asked, "against": against}
+        inputs = {name: step for name, step in given.items() if step is not None}
+        read = self.step(DIVERGENCE, f"divergence of {label}", ReadingConfig(), inputs, batch="score")
+        return replace(one, scores=self.scored(label, built), asked=made.asked, read=read)
+
+    def again(self, one: CandidateSteps) -> tuple[Step, ...]:
+        """The A/A run: the reference engine scored again on some of the items."""
+        seed = self.campaign.config.noise_floor.seed
+        return tuple(
+            self.step(
+                NOISE,
+                f"score {one.label} again on {e.name}",
+                NoiseConfig(evalset=e.config, digest=e.digest, seed=seed),
+                {"engine": one.built, "scores": one.scores[e.name]},
+                batch="score",
+            )
+            for e in self.campaign.again
+            if e.name in one.scores
+        )
+
 
 def assemble(campaign: Campaign, failures: Mapping[str, str], timings: Mapping[str, float]) -> Assembled:
     """Make the steps. `failures` maps keys of failed steps to why: their candidates are decided on as failed.
@@ -242,7 +314,9 @@ def assemble(campaign: Campaign, failures: Mapping[str, str], timings: Mapping[s
     candidates = tuple(_candidates(this))
     alive = tuple(c for c in candidates if c.failure(failures) is None)
     latency = _latency(this, tuple(c for c in alive if not c.unjudged))
-    decision = _decision(this, candidates, alive, latency)
+    first = reference_label(campaign, candidates)
+    noise = tuple(s for c in alive if c.label == first for s in this.again(c) if s.key not in failures)
+    decision = _decision(this, candidates, alive, noise, latency)
     evidence: dict[str, Step] = {"decision": decision} | ({} if latency is None else {"latency": latency})
     report = this.step(REPORT, "report", ReportConfig(title=campaign.config.campaign), evidence)
     scores = tuple(s for c in alive for s in c.scores.values())
@@ -250,23 +324,28 @@ def assemble(campaign: Campaign, failures: Mapping[str, str], timings: Mapping[s
     variants = tuple({c.quantized.key: c.quantized for c in alive}.values())
     shown: Inputs = {**evidence, "report": report, "engines": engines, "variants": variants, "scores": scores}
     track = this.step(TRACK, "track in MLflow", _track_config(campaign), shown)
-    return Assembled(this.base, candidates, latency, decision, report, track)
+    return Assembled(this.base, candidates, noise, latency, decision, report, track)
 
 
 def _candidates(this: _Assembly) -> Iterator[CandidateSteps]:
     campaign = this.campaign
     reference = next(v for v in campaign.variants if v.name == campaign.config.reference)
-    baseline = this.checked(reference, this.quantized(reference), None)
+    base = this.reloaded(reference, None)
+    judged = next((e for e in _engines_of(campaign, reference) if not e.row.unserved), None)
+    first = None if judged is None else this.candidate(reference, judged, base, None)
+    against = None if first is None or first.failure(this.failures) else first.read
     for variant in campaign.variants:
-        quantized = this.quantized(variant)
-        checked = baseline if variant is reference else this.checked(variant, quantized, baseline)
-        for engine in campaign.engines:
-            if engine.name in variant.engines and engine.row.redundant(engine.config, variant.scheme) is None:
-                label = variant.name if len(campaign.engines) == 1 else f"{variant.name}@{engine.name}"
-                graph = this.graph(label, engine, variant, quantized, checked)
-                built = this.built(label, engine, variant, quantized, checked, graph)
-                scores = {} if engine.row.unserved else this.scored(label, built)
-                yield CandidateSteps(label, variant, engine, quantized, checked, graph, built, scores)
+        made = base if variant is reference else this.reloaded(variant, base)
+        for engine in _engines_of(campaign, variant):
+            is_first = first is not None and variant is reference and engine is judged
+            yield first if first is not None and is_first else this.candidate(variant, engine, made, against)
+
+
+def _engines_of(campaign: Campaign, variant: Variant) -> Iterator[Engine]:
+    """The engines a variant is built into."""
+    for engine in campaign.engines:
+        if engine.name in variant.engines and engine.row.redundant(engine.config, variant.scheme) is None:
+            yield engine
 
 
 def _quantizer_stage(row: Quantizer) -> Stage:
@@ -298,7 +377,11 @@ def reference_label(campaign: Campaign, candidates: tuple[CandidateSteps, ...]) 
 
 
 def _decision(
-    this: _Assembly, candidates: tuple[CandidateSteps, ...], alive: tuple[CandidateSteps, ...], latency: Step | None
+    this: _Assembly,
+    candidates: tuple[CandidateSteps, ...],
+    alive: tuple[CandidateSteps, ...],
+    noise: tuple[Step, ...],
+    latency: Step | None,
 ) -> Step:
     campaign = this.campaign
     config = DecisionConfig(
@@ -313,6 +396,8 @@ def _decision(
         "scores": tuple(s for c in alive for s in c.scores.values()),
         "engines": tuple(c.built for c in alive),
         "variants": tuple({c.quantized.key: c.quantized for c in alive}.values()),
+        "divergences": tuple(c.read for c in alive if c.read is not None),
+        "noise": noise,
     }
     if latency is not None:
         inputs["latency"] = latency
@@ -331,6 +416,7 @@ def _candidate_input(c: CandidateSteps, failures: Mapping[str, str]) -> Candidat
         variant_key=c.quantized.key if alive else None,
         engine_key=c.built.key if alive else None,
         scores=tuple(s.key for s in c.scores.values()) if alive else (),
+        divergence_key=c.read.key if alive and c.read is not None else None,
         status="ok" if alive else "failed",
         failure=failure,
         unjudged=c.unjudged,

@@ -64,6 +64,14 @@ class HeldOut(Strict):
     )
 
 
+class NoiseFloor(Strict):
+    """The A/A run: the reference engine scored again in another order and batch size."""
+
+    run: bool = True
+    items_per_set: PositiveInt = Field(default=48, description="most items of each eval set that are scored again")
+    seed: int = Field(default=1, ge=0, description="of the order")
+
+
 class Tracking(Strict):
     """Where results are shown."""
 
@@ -100,6 +108,7 @@ class CampaignConfig(Strict):
     )
     held_out: HeldOut
     divergence: DivergenceConfig = DivergenceConfig()
+    noise_floor: NoiseFloor = NoiseFloor()
     probe: ProbeConfig
     gate: GateConfig
     reference: str = Field(default="baseline", description="the variant every other one is compared with")
@@ -134,7 +143,10 @@ class Engine:
 
 @dataclass(frozen=True, slots=True)
 class Campaign:
-    """Everything the user asked for, checked, before any step is made of it."""
+    """Everything the user asked for, checked, before any step is made of it.
+
+    `prompts` are predicted token by token; `again` are the eval sets as the reference engine is scored on them twice.
+    """
 
     config: CampaignConfig
     base: Inspected
@@ -144,6 +156,7 @@ class Campaign:
     evalsets: tuple[Evalset, ...]
     cards: Mapping[str, EvalCard]
     prompts: tuple[str, ...]
+    again: tuple[Evalset, ...]
     stages: Mapping[Movable, Toolchain]
 
     @property
@@ -190,10 +203,18 @@ def open_campaign(data: Mapping[str, Any]) -> Campaign:
     if problems or base is None or calibration is None:
         raise ConfigError(problems)
     cards = {e.name: EvalCard.model_validate(e.gate_card()) for e in evalsets}
-    prompts = draw(evalsets, config.divergence)
     return Campaign(
-        config, base, calibration, tuple(variants), tuple(engines), tuple(evalsets), cards, prompts, stages
-    )  # fmt: skip
+        config=config,
+        base=base,
+        calibration=calibration,
+        variants=tuple(variants),
+        engines=tuple(engines),
+        evalsets=tuple(evalsets),
+        cards=cards,
+        prompts=draw(evalsets, config.divergence),
+        again=tuple(_again(evalsets, config.noise_floor)),
+        stages=stages,
+    )
 
 
 def _base(config: CampaignConfig, cache: DigestCache, problems: list[Problem]) -> Inspected | None:
@@ -327,6 +348,13 @@ def _unplanned_looks(looks: Looks, evalsets: list[Evalset]) -> Iterator[Problem]
                 f"evalset.{evalset.name}.limit", evalset.config.limit,
                 f"look {looks.number} of {len(looks.at)} is planned at {wanted} of {every} items, not {evalset.size}",
             )  # fmt: skip
+
+
+def _again(evalsets: list[Evalset], noise: NoiseFloor) -> Iterator[Evalset]:
+    """The eval sets with fewer items: what a smaller limit draws is part of what was drawn."""
+    for evalset in evalsets if noise.run else ():
+        limit = min(evalset.size or noise.items_per_set, noise.items_per_set)
+        yield load_evalset(evalset.config.model_copy(update={"limit": limit}))
 
 
 def _misfits(variants: list[Variant], base: Inspected) -> list[Problem]:

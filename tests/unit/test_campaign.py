@@ -166,8 +166,8 @@ def test_steps_run_upstream_first_and_shared_work_is_shared(opened: Open) -> Non
     kinds = [s.stage.kind for s in in_order([assembled(campaign).track])]
     sets = len(campaign.evalsets)
     expected = {
-        "checkpoint": 1, "calibration": 1, "variant": 3, "reference": 3, "engine": 3, "scores": 3 * sets,
-        "latency": 1, "decision": 1, "report": 1, "track": 1,
+        "checkpoint": 1, "calibration": 1, "variant": 3, "reference": 6, "engine": 3, "scores": 3 * sets,
+        "divergence": 3, "noise": sets, "latency": 1, "decision": 1, "report": 1, "track": 1,
     }  # fmt: skip
     assert expected == {kind: kinds.count(kind) for kind in expected}
     assert len(kinds) == sum(expected.values())
@@ -256,3 +256,42 @@ def test_the_same_text_elsewhere_gives_the_same_keys(opened: Open, checkpoint: P
 def test_a_relative_database_becomes_absolute(given: str, expected: str) -> None:
     """Every process means the same database, wherever it stands; a server's address is left alone."""
     assert expected == absolute_uri(given)
+
+
+def test_eval_prompts_make_no_engine_again(opened: Open) -> None:
+    """Other prompts are other divergences; variants, their check on held-out text and engines stay."""
+    one, other = (assembled(opened("variant=[baseline]", f"divergence.seed={n}")).candidates[0] for n in (0, 1))
+    assert (one.checked.key, one.built.key) == (other.checked.key, other.built.key)
+    assert one.asked is not None and other.asked is not None and one.read is not None and other.read is not None
+    assert (one.asked.key, one.read.key) != (other.asked.key, other.read.key)
+    none = assembled(opened("variant=[baseline]", "divergence.prompts=0")).candidates[0]
+    assert (None, {"engine", "checked"}) == (none.asked, set(none.read.inputs if none.read else ()))
+
+
+def test_every_engine_is_compared_with_the_reference_engine(opened: Open) -> None:
+    """Whatever the order of variants; where the reference cannot be had, the others are read without it."""
+    campaign = opened("variant=[rtn_w4a16_g64,baseline]")
+    made = assembled(campaign)
+    variant, reference = made.candidates
+    assert variant.read is not None and reference.read is not None
+    assert (reference.read, "against" in reference.read.inputs) == (variant.read.inputs["against"], False)
+    alone = assembled(campaign, {reference.built.key: "no luck"}).candidates[0]
+    assert alone.read is not None
+    assert "against" not in alone.read.inputs
+    assert alone.failure({reference.built.key: "no luck"}) is None
+
+
+def test_the_reference_engine_is_scored_twice_on_part_of_the_items(opened: Open) -> None:
+    """No more items than asked, on the engine that was scored before; a key turns it off, a failure leaves it out."""
+    campaign = opened("variant=[baseline,rtn_w4a16_g64]", "items_per_set=20", "noise_floor.items_per_set=8")
+    made = assembled(campaign)
+    reference = made.candidates[0]
+    names = [e.name for e in campaign.evalsets]
+    assert names == [s.config.evalset.path.rpartition("/")[2] for s in made.noise]
+    for name, step in zip(names, made.noise, strict=True):
+        assert (reference.built, reference.scores[name]) == (step.inputs["engine"], step.inputs["scores"])
+        assert step.config.evalset.limit is not None and step.config.evalset.limit <= 8
+    assert made.noise == made.decision.inputs["noise"]
+    assert () == assembled(opened("variant=[baseline]", "noise_floor.run=false")).noise
+    lost = assembled(campaign, {made.noise[0].key: "no luck"})
+    assert (made.noise[1:], None) == (lost.noise, lost.candidates[0].failure({made.noise[0].key: "no luck"}))
