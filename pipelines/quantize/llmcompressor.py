@@ -5,12 +5,14 @@ The work is in llmcompressor_run.py, which needs the library; this needs nothing
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Annotated, Literal
 
 from pydantic import AfterValidator, Field
 
 from pipelines.config import Strict
 from pipelines.flow.store import Fact
+from pipelines.quantize.estimate import Effort, effort_of
 from pipelines.quantize.scheme import one_of, parse
 
 WEIGHT_ONLY = ("W[248]A16", "W[248]A16_ASYM", "W[248]A16_G*[0-9]", "W[248]A16_G*[0-9]_ASYM")
@@ -231,6 +233,18 @@ def needs_calibration(config: LlmCompressorConfig) -> bool:
     scheme = parse(config.scheme)
     fixed = scheme.activation_bits is not None and (not scheme.dynamic or scheme.fp4 == "NVFP4")
     return fixed or scheme.kv is not None or config.options.weight_observer == "imatrix_mse"
+
+
+def effort(config: LlmCompressorConfig) -> Effort:
+    """What a method does to every layer; SmoothQuant has a calibration of its own before the one of GPTQ."""
+    if isinstance(config, GptqConfig):
+        return effort_of(config.options, calibrated=True, hessian=True)
+    if isinstance(config, AwqConfig):
+        return effort_of(config.options, calibrated=True, tried=config.options.n_grid)
+    if isinstance(config, SmoothQuantConfig):
+        found = effort_of(config.options, calibrated=True, hessian=config.options.gptq is not None)
+        return replace(found, passes=2 * found.passes)
+    return effort_of(config.options, calibrated=needs_calibration(config))
 
 
 def promises(config: LlmCompressorConfig) -> dict[str, Fact]:

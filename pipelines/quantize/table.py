@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from pipelines.errors import Problem
 from pipelines.flow.store import Fact
 from pipelines.quantize import autoawq, autogptq, gptqmodel, llmcompressor, modelopt, optimum_gptq
+from pipelines.quantize.estimate import Effort, effort_of
 
 if TYPE_CHECKING:
     from pipelines.intake.checkpoint import Inspected
@@ -31,8 +32,8 @@ class Quantizer:
     `function` is "module:name", called as (config, out, *, checkpoint, calibration?) -> facts. `schemes` are patterns
     of scheme names. `promises` are facts that hold of a variant before it is made, such as its quant_method, for the
     preflight of engines; `preflight` tells all that its library has against a base, with keys within the variant's own
-    config. `toolchain` is where it runs unless a conf file says otherwise. Raise `version` when the code changes what
-    comes out.
+    config. `toolchain` is where it runs unless a conf file says otherwise. `effort` is what estimates of time and
+    memory rest on. Raise `version` when the code changes what comes out.
     """
 
     name: str
@@ -46,6 +47,23 @@ class Quantizer:
     promises: Callable[[Any], Mapping[str, Fact]] = _nothing
     preflight: Callable[[Any, Inspected], list[Problem]] = _no_problems
     toolchain: str = "current"
+    effort: Callable[[Any], Effort] | None = None
+
+    def work(self, config: Any) -> Effort:
+        """What the method does to every layer; without a word of the row, two passes over data that it reads."""
+        if self.effort is not None:
+            return self.effort(config)
+        return effort_of(getattr(config, "options", None), calibrated=self.needs_calibration(config))
+
+
+def _correcting(config: Any) -> Effort:
+    return effort_of(config.options, calibrated=True, hessian=True)
+
+
+def _searching(config: Any) -> Effort:
+    step = getattr(config.options, "alpha_step", 0.05)
+    tried = getattr(config.options, "n_grid", round(1 / step))
+    return effort_of(config.options, calibrated=True, tried=tried)
 
 
 def _never(config: object) -> bool:
@@ -69,10 +87,17 @@ def _llmcompressor(name: str, config: str, schemes: tuple[str, ...], summary: st
         schemes=schemes,
         needs_calibration=llmcompressor.needs_calibration,
         promises=llmcompressor.promises,
+        effort=llmcompressor.effort,
     )
 
 
-def _modelopt(name: str, config: str, schemes: tuple[str, ...], summary: str) -> Quantizer:
+def _modelopt(
+    name: str,
+    config: str,
+    schemes: tuple[str, ...],
+    summary: str,
+    effort: Callable[[Any], Effort] | None = None,
+) -> Quantizer:
     return Quantizer(
         name=f"modelopt_{name}",
         version=1,
@@ -84,6 +109,7 @@ def _modelopt(name: str, config: str, schemes: tuple[str, ...], summary: str) ->
         needs_calibration=modelopt.needs_calibration,
         promises=modelopt.promises,
         preflight=modelopt.preflight,
+        effort=effort,
     )
 
 
@@ -119,6 +145,7 @@ _ROWS = (
         packages=("gptqmodel", "transformers", "torch"),
         schemes=gptqmodel.SCHEMES,
         needs_calibration=_always,
+        effort=_correcting,
         promises=gptqmodel.promises,
     ),
     Quantizer(
@@ -130,6 +157,7 @@ _ROWS = (
         packages=("gptqmodel", "transformers", "torch"),
         schemes=gptqmodel.AWQ_SCHEMES,
         needs_calibration=_always,
+        effort=_searching,
         promises=gptqmodel.promises,
         preflight=gptqmodel.preflight,
     ),
@@ -142,6 +170,7 @@ _ROWS = (
         packages=("optimum", "gptqmodel", "transformers", "torch"),
         schemes=optimum_gptq.SCHEMES,
         needs_calibration=_always,
+        effort=_correcting,
         promises=optimum_gptq.promises,
         preflight=optimum_gptq.preflight,
     ),
@@ -154,6 +183,7 @@ _ROWS = (
         packages=("autoawq", "transformers", "torch"),
         schemes=autoawq.SCHEMES,
         needs_calibration=_always,
+        effort=_searching,
         promises=autoawq.promises,
         preflight=autoawq.preflight,
         toolchain="legacy",
@@ -167,11 +197,14 @@ _ROWS = (
         packages=("auto_gptq", "transformers", "torch"),
         schemes=autogptq.SCHEMES,
         needs_calibration=_always,
+        effort=_correcting,
         promises=autogptq.promises,
         preflight=autogptq.preflight,
         toolchain="legacy",
     ),
-    _modelopt("awq", "ModelOptAwqConfig", modelopt.AWQ_SCHEMES, "AWQ in the layout that TensorRT-LLM reads"),
+    _modelopt(
+        "awq", "ModelOptAwqConfig", modelopt.AWQ_SCHEMES, "AWQ in the layout that TensorRT-LLM reads", _searching
+    ),
     _modelopt("fp8", "ModelOptFp8Config", modelopt.FP8_SCHEMES, "8-bit floats as TensorRT-LLM reads them"),
     _modelopt("nvfp4", "ModelOptNvfp4Config", modelopt.NVFP4_SCHEMES, "4-bit floats for Blackwell's tensor cores"),
     _modelopt(
