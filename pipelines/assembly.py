@@ -23,6 +23,7 @@ from pipelines.flow.stage import Stage, Step
 from pipelines.flow.toolchain import CURRENT, Toolchain
 from pipelines.intake.digests import text_sha256
 from pipelines.quantize.asked import AskedConfig
+from pipelines.quantize.estimate import Estimate, Job, estimate
 from pipelines.quantize.reference import ReferenceConfig
 from pipelines.quantize.table import Quantizer
 from pipelines.track.report import ReportConfig
@@ -87,7 +88,6 @@ Inputs = Mapping[str, Step | tuple[Step, ...]]
 _FIRST_GUESS = {
     "checkpoint": 15.0,
     "calibration": 8.0,
-    "variant": 45.0,
     "reference": 20.0,
     "graph": 60.0,
     "engine": 35.0,
@@ -165,11 +165,18 @@ class _Assembly:
         size: float = 0,
         batch: str | None = None,
         runs_in: Toolchain = CURRENT,
+        guessed: Estimate | None = None,
     ) -> Step:
         device = describe() if stage.device_bound else None
-        seconds = self.timings.get(stage.name, _FIRST_GUESS.get(stage.kind, 5.0))
-        versions = runs_in.versions(stage.packages)
-        return Step(stage, label, config, inputs, versions, device, batch, seconds, int(size), runs_in)
+        if guessed is None:
+            guessed = Estimate(0.0, 0)
+            seconds = self.timings.get(stage.name, _FIRST_GUESS.get(stage.kind, 5.0))
+        else:
+            seconds = guessed.seconds * self.timings.get(stage.pace, 1.0)
+        return Step(
+            stage, label, config, inputs, runs_in.versions(stage.packages), device, batch, seconds, int(size), runs_in,
+            guessed.seconds, guessed.memory_bytes,
+        )  # fmt: skip
 
     @cached_property
     def base(self) -> Step:
@@ -190,7 +197,19 @@ class _Assembly:
             inputs["calibration"] = self.calibration
         size = self.weight_bytes(variant, other=2) if variant.scheme.quantized else 0
         label, placed = f"variant {variant.name}", variant.toolchain
-        return self.step(_quantizer_stage(row), label, variant.config, inputs, size=size, runs_in=placed)
+        guessed = self.effort(variant) if variant.scheme.quantized else Estimate(0.5, 0)
+        return self.step(
+            _quantizer_stage(row), label, variant.config, inputs, size=size, runs_in=placed, guessed=guessed
+        )
+
+    def effort(self, variant: Variant) -> Estimate:
+        """What quantizing may take, from the base, the method and what it is shown."""
+        base, shown, device = self.campaign.base, self.campaign.calibration, describe()
+        job = Job(
+            base.linear_shapes, base.parameters, base.size_bytes, base.hidden_size, base.layers, base.vocab_size,
+            shown.samples, shown.max_tokens, self.campaign.threads, gpu=device["gpu"] != "none",
+        )  # fmt: skip
+        return estimate(job, variant.row.work(variant.config), tuple(getattr(variant.config, "ignore", ())))
 
     def checked(self, variant: Variant, quantized: Step, baseline: Step | None) -> Step:
         held_out = self.campaign.config.held_out

@@ -42,7 +42,10 @@ class Conducted:
 
 
 class Timings:
-    """How long each stage took here last, by stage name: the estimates of the next plan."""
+    """How long each stage took here last, by stage name: the estimates of the next plan.
+
+    Of stages whose operations are counted, what is kept is how many times the count's guess they took.
+    """
 
     def __init__(self, store: Store) -> None:
         self._path = store.root / ".timings.json"
@@ -56,7 +59,10 @@ class Timings:
         if not made:
             return
         for step in made:
-            self.seconds[step.stage.name] = manifest(store.path(step.stage.kind, step.key)).seconds
+            took = manifest(store.path(step.stage.kind, step.key)).seconds
+            self.seconds[step.stage.name] = took
+            if step.guess:
+                self.seconds[step.stage.pace] = took / step.guess
         fresh = self._path.with_suffix(".new")
         fresh.write_text(json.dumps(self.seconds))
         fresh.replace(self._path)

@@ -31,6 +31,11 @@ class Stage:
     packages: tuple[str, ...] = ()
     device_bound: bool = False
 
+    @property
+    def pace(self) -> str:
+        """Under which name it is kept how many times its guess a step of this stage took."""
+        return f"{self.name} pace"
+
 
 @dataclass(frozen=True)
 class Step:
@@ -38,6 +43,8 @@ class Step:
 
     `toolchain` holds the versions that enter the key; `runs_in` is where the child is started. Steps with the same
     `batch` may share one child process, and with it imports and a running engine, unless they run in unlike toolchains.
+    `seconds` are what it may take here; `guess` what counting its operations gives, 0 where nobody counts them;
+    `memory_bytes` its peak, 0 where nobody knows.
     """
 
     stage: Stage
@@ -50,6 +57,8 @@ class Step:
     seconds: float = 0.0
     size_bytes: int = 0
     runs_in: Toolchain = CURRENT
+    guess: float = 0.0
+    memory_bytes: int = 0
 
     @property
     def config_data(self) -> dict[str, Any]:

@@ -20,6 +20,7 @@ from pipelines.decide.planning import Resolution, Size, resolutions
 from pipelines.errors import EvidenceError
 from pipelines.evaluate.evalset import Evalset
 from pipelines.flow import plan as flow_plan
+from pipelines.flow.device import describe
 from pipelines.flow.inspection import Found, look
 from pipelines.flow.plan import Plan
 from pipelines.flow.store import Store, manifest
@@ -84,6 +85,9 @@ def _steps(planned: Plan) -> list[dict[str, Any]]:
             "state": p.state,
             "why": p.why,
             "toolchain": p.step.runs_in.name,
+            "seconds": p.step.seconds,
+            "bytes": p.step.size_bytes,
+            "memory_bytes": p.step.memory_bytes,
         }
         for p in planned.steps
     ]
@@ -92,7 +96,7 @@ def _steps(planned: Plan) -> list[dict[str, Any]]:
 def _show_steps(planned: Plan, *, every: bool) -> None:
     """A line for each step, or for each kind of step where nobody would read that many lines."""
     if every or len(planned.steps) <= MOST_LINES:
-        columns: tuple[str, ...] = ("step", "artifact", "state", "why", "time", "disk")
+        columns: tuple[str, ...] = ("step", "artifact", "state", "why", "time", "memory", "disk")
         rows: list[tuple[object, ...]] = [
             (p.step.label, f"{p.step.stage.kind}/{p.step.key[:16]}", p.state, p.why, *_cost([p])) for p in planned.steps
         ]
@@ -103,7 +107,7 @@ def _show_steps(planned: Plan, *, every: bool) -> None:
         kinds: dict[str, list[flow_plan.Planned]] = {}
         for p in planned.steps:
             kinds.setdefault(p.step.stage.kind, []).append(p)
-        columns = ("steps (--all lists each)", "count", "to run", "time", "disk")
+        columns = ("steps (--all lists each)", "count", "to run", "time", "memory", "disk")
         rows = [(kind, len(ps), sum(p.state == "run" for p in ps), *_cost(ps)) for kind, ps in kinds.items()]
     terminal.table("Steps", columns, rows)
 
@@ -117,12 +121,13 @@ def _show_toolchains(needed: Sequence[Found]) -> None:
             print(f"warning: toolchain {found.name}: {found.what}; {found.to_do}")
 
 
-def _cost(planned: Sequence[flow_plan.Planned]) -> tuple[str, str]:
-    """Time and disk of what has to run."""
-    seconds, count = (
-        sum(getattr(p.step, name) for p in planned if p.state == "run") for name in ("seconds", "size_bytes")
-    )
-    return terminal.duration(seconds) if seconds else "", terminal.size(count) if count else ""
+def _cost(planned: Sequence[flow_plan.Planned]) -> tuple[str, str, str]:
+    """Time, memory (where it is estimated) and disk of what has to run, which runs one after the other."""
+    steps = [p.step for p in planned if p.state == "run"]
+    seconds, count = sum(s.seconds for s in steps), sum(s.size_bytes for s in steps)
+    memory = max((s.memory_bytes for s in steps), default=0)
+    shown = terminal.size(memory) if memory else ""
+    return terminal.duration(seconds) if seconds else "", shown, terminal.size(count) if count else ""
 
 
 def _show_resolutions(resolved: Sequence[Resolution]) -> None:
@@ -154,6 +159,14 @@ def _show_plan(planned: Plan, resolved: Sequence[Resolution], store: Path, *, ev
     reused = len(planned.steps) - len(planned.to_run)
     if planned.size_bytes > free:
         say.print(f"warning: {store} has too little space free", markup=False)
+    memory = float(describe()["memory_gib"]) * 2**30
+    for p in planned.to_run:
+        if p.step.memory_bytes > memory:
+            say.print(
+                f"warning: {p.step.label} may take {terminal.size(p.step.memory_bytes)} of memory; this machine has "
+                f"{terminal.size(int(memory))}; a smaller batch_size or fewer calibration samples take less",
+                markup=False,
+            )
     say.print(
         f"{len(planned.to_run)} steps to run, {reused} reused; about {terminal.duration(planned.seconds)} and "
         f"{terminal.size(planned.size_bytes)} of the {terminal.size(free)} free in {store}",

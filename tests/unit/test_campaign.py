@@ -16,6 +16,7 @@ from pipelines.campaign import Campaign, open_campaign
 from pipelines.compose import compose
 from pipelines.errors import ConfigError
 from pipelines.flow.plan import in_order
+from pipelines.flow.stage import Step
 
 Open = Callable[..., Campaign]
 
@@ -116,6 +117,21 @@ def test_a_block_that_does_not_fit_names_its_layers(opened: Open) -> None:
     """FP8 in blocks of 128 needs both sides of a layer to be multiples of 128; 576 is none."""
     (found,) = problems(opened, "variant.fp8_dynamic.scheme=W8A8_FP8_BLOCK128")
     assert "128 does not divide both sides of 4 layers: model.layers.{0}.mlp.down_proj (4)" in found
+
+
+def test_estimates_follow_the_method_and_what_it_is_shown(opened: Open) -> None:
+    """Calibration takes time where a method reads it; what a stage took here scales its guess."""
+
+    def step(samples: int, name: str, timings: dict[str, float]) -> Step:
+        campaign = opened(f"calibration.samples={samples}")
+        found = assemble(campaign, {}, timings).candidates
+        return next(c.quantized for c in found if c.variant.name == name)
+
+    few, many = step(8, "gptq_w4a16_g64", {}), step(256, "gptq_w4a16_g64", {})
+    assert (True, True) == (many.seconds > few.seconds, few.memory_bytes > 0)
+    assert step(8, "rtn_w4a16_g64", {}).seconds == step(256, "rtn_w4a16_g64", {}).seconds
+    paced = step(8, "gptq_w4a16_g64", {"variant.llmcompressor_gptq pace": 2.0})
+    assert (2 * few.seconds, few.guess) == (paced.seconds, paced.guess)
 
 
 def test_a_broken_eval_set_is_told_with_its_line(opened: Open, tmp_path: Path) -> None:
