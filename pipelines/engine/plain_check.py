@@ -36,13 +36,13 @@ def differing(file: Path, quantized: QuantizedModules, dtype: str) -> Iterator[s
 
     for module in quantized:
         layer = quantized[module]
-        columns = f"{module}.columns"
+        columns = f"{module}/columns"
         order = held[columns].numpy() if columns in held else slice(None)
         wanted = dequantize(replace(layer, pre_scale=None))[:, order]
-        if not np.array_equal(wanted, _multiplied(floats(f"{module}.{CODES}"), floats(f"{module}.{SCALES}"))):
+        if not np.array_equal(wanted, _multiplied(floats(f"{module}/{CODES}"), floats(f"{module}/{SCALES}"))):
             yield module
-        if layer.pre_scale is not None and not np.array_equal(layer.pre_scale, floats(f"{module}.{FACTOR}")):
-            yield f"{module}.{FACTOR}"
+        if layer.pre_scale is not None and not np.array_equal(layer.pre_scale, floats(f"{module}/{FACTOR}")):
+            yield f"{module}/{FACTOR}"
     for name in (n for n in quantized.shards if n in held):
         if not np.array_equal(quantized.shards[name].astype(numpy_type(dtype)), held[name].numpy()):
             yield name

@@ -158,7 +158,7 @@ class _Steps:
     def exactly(self, part: str, values: NDArray[np.float32]) -> tuple[ir.Value, str]:
         """A constant that is exactly these numbers, and the name of its type."""
         dtype = exact(values, self.dtype)
-        return constant(self.graph, f"{self.module}.{part}", values.astype(numpy_type(dtype))), dtype
+        return constant(self.graph, f"{self.module}/{part}", values.astype(numpy_type(dtype))), dtype
 
     def rounded(self, value: ir.Value, scale: float) -> ir.Value:
         """Round to E4M3 at a fixed scale and multiply out again, which a compiler moves into the product."""
@@ -166,7 +166,7 @@ class _Steps:
         import numpy as np
 
         held, kind = self.exactly("input_scale", np.array(scale, np.float32))
-        zero = constant(self.graph, f"{self.module}.input_zero", np.array(0, ml_dtypes.float8_e4m3fn))
+        zero = constant(self.graph, f"{self.module}/input_zero", np.array(0, ml_dtypes.float8_e4m3fn))
         low = self.op("QuantizeLinear", [self.cast(value, self.dtype, kind), held, zero])
         return self.cast(self.op("DequantizeLinear", [low, held]), kind, self.dtype)
 
@@ -181,7 +181,7 @@ def _place(
         held = carried(layer)
     except StageFailed as error:
         raise StageFailed(f"{module}: {error}") from None
-    codes = constant(graph, f"{module}.{CODES}", held.codes, lambda: carried(quantized[module]).codes)
+    codes = constant(graph, f"{module}/{CODES}", held.codes, lambda: carried(quantized[module]).codes)
     scales, kind = steps.exactly(SCALES, held.scales)
     attributes = {"axis": 1, "block_size": held.block} if held.block else {"axis": 0}
     weight.replace_all_uses_with(steps.cast(steps.op("DequantizeLinear", [codes, scales], attributes), kind, dtype))
@@ -193,7 +193,7 @@ def _place(
         factor, kind = steps.exactly(FACTOR, layer.pre_scale)
         given = steps.cast(steps.op("Mul", [steps.cast(given, dtype, kind), factor]), kind, dtype)
     if held.columns is not None:
-        given = steps.op("Gather", [given, constant(graph, f"{module}.columns", held.columns)], {"axis": -1})
+        given = steps.op("Gather", [given, constant(graph, f"{module}/columns", held.columns)], {"axis": -1})
     if how is not None and how.kind == "float8":
         given = steps.rounded(given, how.scale)
     product.replace_input_with(0, given)
