@@ -29,7 +29,6 @@ PADDED_TO = 64
 """The library pads the vocabulary of 4-bit integer checkpoints to a multiple of this."""
 FARTHEST = 0.5
 """Noise is farther from a weight than the weight is long; four bits are a tenth of that from it."""
-ACTIVATIONS = {"gelu_pytorch_tanh": "gelu", "gelu_new": "gelu"}
 BY_OUTPUTS = {
     "attention.qkv": ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"),
     "mlp.fc": ("mlp.gate_proj",),
@@ -109,7 +108,6 @@ def _differing(written: Mapping[str, Any], base: Mapping[str, Any], asked: Trtll
         base.get("rope_scaling") or {}
     )
     scaled = rotary.get("rope_type", rotary.get("type", "default")) != "default"
-    activation = str(base.get("hidden_act"))
     wanted = {
         "architecture": base["architectures"][0],
         "num_hidden_layers": base["num_hidden_layers"],
@@ -120,7 +118,7 @@ def _differing(written: Mapping[str, Any], base: Mapping[str, Any], asked: Trtll
         "head_size": base.get("head_dim") or base["hidden_size"] // heads,
         "max_position_embeddings": base["max_position_embeddings"],
         "norm_epsilon": base["rms_norm_eps"],
-        "hidden_act": ACTIVATIONS.get(activation, activation),
+        "hidden_act": base["hidden_act"],
         "rotary_base": rotary["rope_theta"],
         "rotary_scaling": {k: v for k, v in rotary.items() if k != "rope_theta"} if scaled else None,
         "mapping": {"world_size": asked.tp * asked.pp, "tp_size": asked.tp, "pp_size": asked.pp},
