@@ -133,6 +133,54 @@ class Constraints(Strict):
     labels: dict[str, tuple[str, ...]] = Field(default_factory=dict)
 
 
+DIMENSIONS = ("quality", "latency", "cost", "memory", "size")
+
+
+class Weights(Strict):
+    """How much each figure counts for a role; together 1."""
+
+    quality: float = Field(default=0.0, ge=0)
+    latency: float = Field(default=0.0, ge=0)
+    cost: float = Field(default=0.0, ge=0)
+    memory: float = Field(default=0.0, ge=0)
+    size: float = Field(default=0.0, ge=0)
+
+    @model_validator(mode="after")
+    def _make_one(self) -> Self:
+        total = sum(getattr(self, name) for name in DIMENSIONS)
+        if abs(total - 1.0) > 1e-6:
+            raise ValueError(f"weights sum to {total:g}, not to 1")
+        return self
+
+
+ROLES = {
+    "product": Weights(quality=0.2, latency=0.5, cost=0.1, memory=0.1, size=0.1),
+    "finance": Weights(quality=0.2, latency=0.1, cost=0.5, memory=0.1, size=0.1),
+    "ops": Weights(quality=0.2, latency=0.1, cost=0.1, memory=0.4, size=0.2),
+}
+
+
+class ChoiceRule(Strict):
+    """How one of those that pass is chosen: weighted log-ratios to the reference, weights by role.
+
+    load: what stands for speed: the gate's latency percentile, or goodput (requests a second that keep every promise).
+    price_per_device_hour: what the device costs; null where no cost is to be shown.
+    """
+
+    role: str = "product"
+    roles: dict[str, Weights] = Field(default=ROLES, min_length=1)
+    load: Literal["latency", "goodput"] = "latency"
+    price_per_device_hour: float | None = Field(default=None, gt=0)
+    currency: str = "EUR"
+    draws: int = Field(default=10_000, ge=100, le=1_000_000)
+
+    @model_validator(mode="after")
+    def _role_is_known(self) -> Self:
+        if self.role not in self.roles:
+            raise ValueError(f"role: there is no {self.role!r} ({closest(self.role, self.roles)})")
+        return self
+
+
 class Looks(Strict):
     """The plan of looks at growing data, made before the first one: at which shares of the items, and which it is now.
 
@@ -207,6 +255,7 @@ class GateConfig(Strict):
     vetoes: Vetoes = Vetoes()
     engine_loss: EngineLoss = EngineLoss()
     constraints: Constraints = Constraints()
+    choice: ChoiceRule = ChoiceRule()
     require_speed: bool = True
     speed: SpeedRule
     latency: Axis
@@ -217,6 +266,17 @@ class GateConfig(Strict):
             if OVERALL in rule.slices:
                 raise ValueError(f"sets.{name}.slices: {OVERALL!r} is the whole set; use sets.{name}.margin")
         return self
+
+    @model_validator(mode="after")
+    def _goodput_has_a_promise(self) -> Self:
+        if self.choice.load == "goodput" and not self.goodput_slos:
+            raise ValueError(f"choice.load: goodput needs a promise at {self.latency.profile} (vetoes.slo)")
+        return self
+
+    @property
+    def goodput_slos(self) -> tuple[Slo, ...]:
+        """The promises under the load profile of the latency axis, by which goodput is counted."""
+        return tuple(slo for slo in self.vetoes.slo if slo.profile == self.latency.profile)
 
     @property
     def confidence(self) -> float:

@@ -53,6 +53,7 @@ class Verdict(Strict):
     more_items: int | None
     note: str
     gates: bool = True
+    against: Literal["reference", "champion"] = "reference"
     alpha: float = 0.05
     relative: float | None = None
     both_right: int | None = None
@@ -198,11 +199,37 @@ class Candidate(Strict):
     outcome: Outcome | None
     reasons: tuple[str, ...]
     labels: dict[str, str] = Field(default_factory=dict)
+    goodput: float | None = None
     divergences: tuple[Row, ...] = ()
     outputs: tuple[Outputs, ...] = ()
     promises: tuple[Promise, ...] = ()
     vetoes: tuple[Veto, ...] = ()
     undecided: tuple[Veto, ...] = ()
+
+
+class Standing(Strict):
+    """One candidate among those that pass. Ratios are to the reference, above 1 is better; a share of 1 means that it
+    comes first whatever the weights."""
+
+    label: str
+    score: float
+    ratios: dict[str, float]
+    first_share: float
+    cost_per_1000_tokens: float | None
+
+
+class Choice(Strict):
+    """How the winner was chosen, best first: weights of the role, what was not measured on all, who was off the front.
+
+    The score is the weighted sum of log-ratios.
+    """
+
+    role: str
+    weights: dict[str, float]
+    left_out: tuple[str, ...]
+    off_front: tuple[str, ...]
+    standings: tuple[Standing, ...]
+    currency: str
 
 
 class Decision(Strict):
@@ -220,4 +247,5 @@ class Decision(Strict):
     gate: dict[str, object]
     conditions: dict[str, str]
     base: dict[str, str]
+    choice: Choice | None = None
     noise: tuple[Noise, ...] = ()

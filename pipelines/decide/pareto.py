@@ -1,4 +1,4 @@
-"""The Pareto front over score (higher is better) and latency (lower is better)."""
+"""The Pareto front over any number of figures, of each of which more is better."""
 
 from __future__ import annotations
 
@@ -9,28 +9,23 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Point:
-    """One engine. An emulated engine (`native` false) or one without a figure neither joins nor shapes the front."""
+    """One engine. An emulated engine (`real` false) or one without a figure neither joins nor shapes the front."""
 
     label: str
-    score: float | None
-    latency: float | None
-    native: bool = True
+    figures: tuple[float | None, ...]
+    real: bool = True
 
     @property
     def counts(self) -> bool:
-        """Whether this point is evidence on both axes."""
-        return self.native and all(v is not None and math.isfinite(v) for v in (self.score, self.latency))
+        """Whether this point is evidence on every axis."""
+        return self.real and all(v is not None and math.isfinite(v) for v in self.figures)
 
 
 def front(points: Sequence[Point]) -> frozenset[str]:
-    """Give the labels that no other point beats on one axis without losing on the other; equals stay together."""
-    ordered = sorted(
-        (p.latency, -p.score, p.label) for p in points if p.counts and p.latency is not None and p.score is not None
-    )
-    kept: set[str] = set()
-    best = (math.inf, math.inf)
-    for latency, negative, label in ordered:
-        if negative < best[1] or (latency, negative) == best:
-            kept.add(label)
-            best = (latency, negative)
-    return frozenset(kept)
+    """Give the labels that no other point beats on one axis without losing on another; equals stay together."""
+    counted = [(p.label, tuple(v or 0.0 for v in p.figures)) for p in points if p.counts]
+    return frozenset(label for label, mine in counted if not any(_dominates(other, mine) for _, other in counted))
+
+
+def _dominates(one: tuple[float, ...], other: tuple[float, ...]) -> bool:
+    return one != other and all(a >= b for a, b in zip(one, other, strict=True))

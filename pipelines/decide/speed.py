@@ -109,6 +109,17 @@ def promise(requests: Sequence[Request], slo: Slo) -> Promise:
     )  # fmt: skip
 
 
+def goodput(requests: Sequence[Request], blocks: Sequence[Block], slos: Sequence[Slo]) -> float | None:
+    """Give the requests a second that kept every promise of a profile; None where nothing was measured or promised."""
+    profile = next((slo.profile for slo in slos), None)
+    wall = math.fsum(b.wall_s for b in blocks if b.profile == profile)
+    if profile is None or wall <= 0.0:
+        return None
+    mine = [r for r in requests if r.profile == profile]
+    kept = sum(all((v := r.value(slo.metric)) is not None and v <= slo.max_ms for slo in slos) for r in mine)
+    return kept / wall
+
+
 def compare(
     reference: Sequence[Request], candidate: Sequence[Request], rule: SpeedRule, confidence: float, emulated: str = ""
 ) -> Speed:

@@ -18,7 +18,7 @@ from pipelines.decide.gate import EvalCard, GateConfig
 from pipelines.decide.judge import Item, judge
 from pipelines.decide.model import Candidate, Outputs, Speed, Verdict
 from pipelines.decide.outputs import Findings, describe, inspect
-from pipelines.decide.speed import PERCENTILES, Request, compare, latencies, promise, throughputs
+from pipelines.decide.speed import PERCENTILES, Request, compare, goodput, latencies, promise, throughputs
 from pipelines.errors import ConfigError, Problem, closest
 
 Facts = dict[str, str | int | float | bool | None]
@@ -153,6 +153,9 @@ def _candidate(one: CandidateInput, reference: CandidateInput, config: DecisionC
         outcome=None,
         reasons=(),
         labels=one.labels,
+        goodput=goodput(
+            _requests_of(one, evidence), [b for b in evidence.blocks if b.engine == key], config.gate.goodput_slos
+        ),
         divergences=tuple(evidence.divergences[one.divergence_key[:16]]) if one.divergence_key else (),
         outputs=_outputs(items, findings, config),
         promises=tuple(promise(_requests_of(one, evidence), slo) for slo in config.gate.vetoes.slo),

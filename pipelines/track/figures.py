@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from pipelines.decide import pareto
 from pipelines.decide.model import Candidate, Decision, Interval, Latency, Verdict
 from pipelines.track.charts import Curve, Point, Row, Span
 
@@ -71,6 +72,7 @@ def colours(decision: Decision) -> dict[str, int]:
 def points(decision: Decision, axis: Axis | None) -> tuple[list[Point], list[str]]:
     """The scatter's points, and a sentence for each candidate that cannot be drawn."""
     colour, found, missing = colours(decision), [], []
+    drawn = _front(decision, axis)
     for one in decision.candidates:
         at = latency_at(one, axis)
         if one.mean_score is None or at is None or at.value is None:
@@ -90,11 +92,21 @@ def points(decision: Decision, axis: Axis | None) -> tuple[list[Point], list[str
                 y,
                 colour[one.label],
                 hollow=not one.native,
-                front=one.pareto and one.native,
+                front=one.label in drawn,
                 strong=one.label == decision.winner,
             )
         )
     return found, missing
+
+
+def _front(decision: Decision, axis: Axis | None) -> frozenset[str]:
+    """The front on the two figures that are drawn; a candidate's own `pareto` is about more of them."""
+    found = []
+    for one in decision.candidates:
+        at = latency_at(one, axis)
+        slow = None if at is None or at.value is None else -at.value
+        found.append(pareto.Point(one.label, (one.mean_score, slow), one.native and one.status == "ok"))
+    return pareto.front(found)
 
 
 def half_width(candidate: Candidate) -> tuple[float, float] | None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -13,7 +14,7 @@ from pipelines.config import parse
 from pipelines.decide import stage
 from pipelines.decide.decision import decide
 from pipelines.decide.gate import GateConfig
-from pipelines.decide.model import Candidate, Decision, Interval, Latency, Speed, Verdict
+from pipelines.decide.model import Candidate, Decision, Interval, Latency, Speed, Throughput, Verdict
 from pipelines.errors import ConfigError, EvidenceError
 from pipelines.flow.store import Manifest
 
@@ -161,16 +162,95 @@ def test_many_variants_do_not_raise_the_risk() -> None:
     assert "lucky" == decided(lucky, *others, rules=gate(several_variants="none")).winner
 
 
-def test_winner_is_the_fastest_on_the_front() -> None:
-    """Of three that pass, the fastest wins; at equal latency the better score; the dominated one is off the front."""
-    fast, twin = (
-        candidate("fast", latency=(latency(40.0),)),
-        candidate("twin", latency=(latency(40.0),), mean_score=0.81),
+def throughput(rate: float, peak: int = 2**30) -> Throughput:
+    """What an engine delivers."""
+    return Throughput(
+        profile="closed_1", requests=9, failed=0, requests_per_s=1.0, output_tokens_per_s=rate, peak_rss_bytes=peak
     )
-    slow = candidate("slow", latency=(latency(60.0),), mean_score=0.80)
-    found = decided(fast, twin, slow)
-    assert "twin" == found.winner
-    assert {"base": True, "fast": False, "twin": True, "slow": False} == {c.label: c.pareto for c in found.candidates}
+
+
+RIVALS = {
+    "quick": {"latency": (latency(40.0),), "throughput": (throughput(100.0),)},
+    "cheap": {"latency": (latency(60.0),), "throughput": (throughput(300.0),)},
+    "lean": {"latency": (latency(70.0),), "throughput": (throughput(100.0, 2**28),), "engine_bytes": 1},
+}
+BASE = {"throughput": (throughput(100.0),), "engine_bytes": 4}
+
+
+def rivals(**choice: object) -> Decision:
+    """Three that pass, each ahead in something, against the reference."""
+    found = [candidate(name, **{"engine_bytes": 2} | changes) for name, changes in RIVALS.items()]
+    rules = gate(choice=choice)
+    return decide("test", [REFERENCE.model_copy(update=BASE), *found], "base", rules, {}, {})
+
+
+@pytest.mark.parametrize(("role", "winner"), [("product", "quick"), ("finance", "cheap"), ("ops", "lean")])
+def test_a_role_chooses_by_what_it_weighs(role: str, winner: str) -> None:
+    """Product takes the fastest, finance the cheapest, operations the one with the least memory."""
+    assert winner == rivals(role=role).winner
+
+
+def test_a_choice_by_hand() -> None:
+    """2.5 times as fast, as many tokens, half the size: 0.2 ln(0.788/0.82) + 0.5 ln 2.5 + 0.1 ln 2."""
+    choice = rivals().choice
+    assert choice is not None
+    first = choice.standings[0]
+    expected = 0.2 * math.log(0.788 / 0.82) + 0.5 * math.log(2.5) + 0.1 * math.log(2)
+    assert ("quick", pytest.approx(expected)) == (first.label, first.score)
+    assert {"latency": 2.5, "cost": 1.0, "memory": 1.0, "size": 2.0} == pytest.approx(
+        {d: v for d, v in first.ratios.items() if d != "quality"}
+    )
+    assert 1.0 == pytest.approx(sum(s.first_share for s in choice.standings))
+    assert all(0.05 < s.first_share < 0.9 for s in choice.standings)
+
+
+def test_the_only_one_stays_first_under_any_weights_and_cost_is_a_price_by_tokens() -> None:
+    """At 3.60 an hour and 100 tokens a second, 1,000 tokens cost 0.01."""
+    rules = gate(choice={"price_per_device_hour": 3.6})
+    made = decided(candidate("v", throughput=(throughput(100.0),)), rules=rules)
+    assert made.choice is not None
+    assert (1.0, pytest.approx(0.01)) == (
+        made.choice.standings[0].first_share,
+        made.choice.standings[0].cost_per_1000_tokens,
+    )
+    assert ("cost", "memory") == made.choice.left_out  # the reference has no throughput to compare with
+
+
+def test_what_another_beats_in_everything_is_not_ranked() -> None:
+    """Slower and nothing better: off the front of those that pass, and said so."""
+    made = decided(candidate("fast", latency=(latency(40.0),)), candidate("slow", latency=(latency(60.0),)))
+    assert made.choice is not None
+    assert ("fast", ("slow",)) == (made.winner, made.choice.off_front)
+    assert {"base": True, "fast": True, "slow": False} == {c.label: c.pareto for c in made.candidates}
+
+
+def test_goodput_may_stand_for_speed() -> None:
+    """Twice the requests within the promise outweigh a better p99."""
+    promise = {"slo": [{"profile": "closed_1", "max_ms": 500}]}
+    rules = gate(choice={"load": "goodput"}, vetoes=promise)
+    made = decide(
+        "test",
+        [REFERENCE.model_copy(update={"goodput": 1.0}), candidate("a", goodput=4.0, latency=(latency(90.0),)),
+         candidate("b", goodput=2.0, latency=(latency(40.0),))],
+        "base", rules, {}, {},
+    )  # fmt: skip
+    assert "a" == made.winner
+
+
+@pytest.mark.parametrize(
+    ("choice", "told"),
+    [
+        ({"roles": {"mine": {"quality": 0.5, "latency": 0.6}}, "role": "mine"}, "weights sum to 1.1, not to 1"),
+        ({"roles": {"mine": {}}, "role": "mine"}, "weights sum to 0, not to 1"),
+        ({"role": "prodct"}, "there is no 'prodct' .did you mean 'product'"),
+        ({"load": "goodput"}, "goodput needs a promise at closed_1"),
+        ({"roles": {"product": {"quality": 1.5, "latency": -0.5}}}, "greater than or equal to 0"),
+    ],
+)
+def test_a_choice_that_cannot_be_made_is_refused(choice: dict[str, object], told: str) -> None:
+    """Weights that do not sum, a role that is not there, goodput without a promise: one clear error each."""
+    with pytest.raises(ConfigError, match=told):
+        gate(choice=choice)
 
 
 def test_would_change_names_what_would_decide() -> None:
@@ -350,7 +430,7 @@ def test_golden_figures_are_those_worked_out_by_hand(tmp_path: Path) -> None:
     speed = by["gptq"].speed
     assert speed is not None and speed.evidence and speed.ratio == pytest.approx(2.0)
     assert by["fp8"].speed is not None and not by["fp8"].speed.evidence
-    assert {"gptq"} == {c.label for c in decision.candidates if c.pareto}
+    assert {"baseline", "gptq"} == {c.label for c in decision.candidates if c.pareto}  # the reference loses nothing
     p99 = next(f for f in by["baseline"].latency if f.metric == "e2e_ms" and f.percentile == 99)
     assert (158.0, None, 120) == (p99.value, p99.interval, p99.requests)
     assert "0.5 to 2.5" == decision.conditions["load average"]
