@@ -32,9 +32,10 @@ demo-quick: install model  ## the same with two variants and a few items
 test: install model        ## all tests that need no GPU
 	$(BIN)/python -m pytest
 
-e2e: install model         ## every real run, long ones and those in other toolchains too (makes `legacy`, 1.6 GB)
+e2e: install model         ## every real run, long ones and other toolchains' too (makes `legacy`, 1.6 GB), and a table
 	$(BIN)/quantgate toolchain sync legacy
 	$(BIN)/python -m pytest -m "e2e or long" tests/e2e
+	$(BIN)/python benchmarks/quantizers.py
 
 test-fast: install         ## unit and contract tests only
 	$(BIN)/python -m pytest tests/unit tests/contract
