@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from pipelines.decide import divergences
 from pipelines.decide.decision import name
 from pipelines.decide.gate import GateConfig
 from pipelines.decide.model import Candidate, Decision, Interval, Verdict
@@ -43,14 +44,15 @@ def markdown(decision: Decision) -> str:
         "**What would change this:**\n\n" + _bullets(decision.would_change),
         "## Candidates\n\n" + _candidates(decision, gate),
         "## Why\n\n" + _bullets([f"**{c.label}**: {r}" for c in decision.candidates for r in c.reasons]),
-        "## Accuracy\n\n" + _accuracy_intro(gate) + "\n\n" + _verdicts(decision.candidates),
+        "## Accuracy\n\n" + _accuracy_intro(gate) + "\n\n" + _verdicts(decision),
+        "## Divergence\n\n" + _divergence(decision.candidates, gate),
         "## Speed\n\n" + _speed(decision.candidates, gate),
         "## Latency\n\n" + _latency(decision.candidates),
         "## Throughput\n\n" + _throughput(decision.candidates),
         "## Conditions\n\n" + _pairs({**_prefixed(decision.base), **decision.conditions}),
         "## What this does not show\n\n" + _bullets(LIMITS),
         "## Evidence\n\n" + _evidence(decision.candidates),
-        "## Formulas\n\n" + _pairs({**FORMULAS, **LATENCY_FORMULAS}),
+        "## Formulas\n\n" + _pairs({**FORMULAS, **divergences.FORMULAS, **LATENCY_FORMULAS}),
     ]
     return "\n\n".join(parts) + "\n"
 
@@ -81,18 +83,32 @@ def _accuracy_intro(gate: GateConfig) -> str:
     )
 
 
-def _verdicts(candidates: Sequence[Candidate]) -> str:
+def _divergence(candidates: Sequence[Candidate], gate: GateConfig) -> str:
+    found = list(divergences.lines(candidates))
+    if not found:
+        return "None was measured."
+    told = (
+        "Mean KL in nats, token by token on given texts: what quantization lost, what the engine lost against its own "
+        "checkpoint, and what a user gets in all. The three are measured apart and need not add up."
+    )
+    short = _table(divergences.SUMMARY, [divergences.summary(line, gate.engine_loss) for line in found])
+    whole = _table(divergences.DETAILS, [row for line in found for row in divergences.details(line)])
+    return f"{told}\n\n{short}\n\n{whole}"
+
+
+def _verdicts(decision: Decision) -> str:
     head = ("candidate", "eval set", "metric", "n", "clusters", "reference", "score", "loss", "interval", "margin",
-            "lost", "gained", "p", "verdict", "method", "note")  # fmt: skip
-    return _table(head, [_verdict_row(c, v) for c in candidates for v in c.verdicts])
+            "lost", "gained", "A/A flips", "p", "verdict", "method", "note")  # fmt: skip
+    rows = [_verdict_row(c, v, divergences.noise(v, decision.noise)) for c in decision.candidates for v in c.verdicts]
+    return _table(head, rows)
 
 
-def _verdict_row(c: Candidate, v: Verdict) -> tuple[str, ...]:
+def _verdict_row(c: Candidate, v: Verdict, noise: str) -> tuple[str, ...]:
     return (
         c.label, name(v) + ("" if v.gates else " *"), v.metric, str(v.items), _number(v.clusters, "d"),
         _number(v.reference_score, ".4f"), _number(v.score, ".4f"), _number(v.loss, "+.4f"),
         _interval(v.interval, "+.4f"), f"{v.margin:.4g}", _number(v.losses, "d"), _number(v.gains, "d"),
-        _number(v.p_value, ".3g"), v.verdict.upper(), v.method, v.note,
+        noise, _number(v.p_value, ".3g"), v.verdict.upper(), v.method, v.note,
     )  # fmt: skip
 
 

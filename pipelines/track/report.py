@@ -7,6 +7,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from pipelines.config import Strict
+from pipelines.decide import divergences
+from pipelines.decide.engineloss import EngineLoss
 from pipelines.decide.model import Candidate, Decision, Latency
 from pipelines.errors import EvidenceError
 from pipelines.flow.store import Fact, manifest
@@ -82,8 +84,9 @@ def render(decision: Decision, config: ReportConfig, latency: Path | None = None
             ecdf=_both(lambda w: _ecdf(curves, axis, w)) if curves else "",
             requests={c.label: len(c.values) for c in curves},
             latency=_latency_table(decision),
+            losses=_losses(decision),
             measured=_measured(latency),
-            formulas=list((FORMULAS | JUDGEMENT).items()),
+            formulas=list((FORMULAS | JUDGEMENT | divergences.FORMULAS).items()),
             gate=list(_flat(decision.gate)),
         )
     )
@@ -145,6 +148,18 @@ def _latency_table(decision: Decision) -> list[tuple[str, str, list[float], list
     return found
 
 
+def _losses(decision: Decision) -> dict[str, object]:
+    """The tables of divergences: heads and rows, mean KL of the three losses first, then every figure."""
+    found = list(divergences.lines(decision.candidates))
+    rules = EngineLoss.model_validate(decision.gate.get("engine_loss") or {})
+    return {
+        "head": divergences.SUMMARY,
+        "rows": [divergences.summary(line, rules) for line in found],
+        "all_head": divergences.DETAILS,
+        "all_rows": [row for line in found for row in divergences.details(line)],
+    }
+
+
 def _cell(figure: Latency) -> str:
     if figure.value is None:
         return figures.NONE
@@ -179,5 +194,6 @@ def _environment() -> Environment:
         loader=FileSystemLoader(HERE), autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
     )
     words = {"plain": figures.plain, "signed": figures.signed, "between": figures.between, "size": figures.size}
+    words |= {"noise": divergences.noise}
     found.filters.update(words)
     return found

@@ -6,6 +6,7 @@ import math
 import re
 
 from pipelines.decide.model import Candidate, Decision
+from pipelines.divergence.figures import Row
 from pipelines.track import figures
 
 NOTE = "mlflow.note.content"
@@ -49,6 +50,9 @@ def metrics(candidate: Candidate) -> dict[str, float]:
     }
     for name, score in candidate.scores.items():
         found[metric_name("quality", name, figures.WHOLE, "score")] = score
+    for row in candidate.divergences:
+        for figure, value in divergence_figures(row).items():
+            found[metric_name("divergence", row.loss, row.text, figure)] = value
     for v in candidate.verdicts:
         at = ("quality", v.eval_set, v.slice)
         found[metric_name(*at, "score")] = v.score
@@ -62,6 +66,21 @@ def metrics(candidate: Candidate) -> dict[str, float]:
         found[metric_name("throughput", t.profile, "output_tokens_per_s")] = t.output_tokens_per_s
         found[metric_name("memory", t.profile, "peak_rss_mib")] = _mib(t.peak_rss_bytes)
     return {name: float(value) for name, value in found.items() if value is not None and math.isfinite(value)}
+
+
+def divergence_figures(row: Row) -> dict[str, float | None]:
+    """The figures of a comparison by name; a KL that is a lower bound is named so."""
+    f, kl = row.figures, "kl" if row.figures.exact else "kl_at_least"
+    return {
+        f"{kl}_mean": f.kl_mean,
+        f"{kl}_median": f.kl_median,
+        f"{kl}_p99": f.kl_p99,
+        f"{kl}_p999": f.kl_p999,
+        "same_top": f.same_top,
+        "dp_mean": f.dp_mean,
+        "dp_rms": f.dp_rms,
+        "perplexity_log_ratio": f.log_ratio,
+    }
 
 
 def tags(candidate: Candidate, decision: Decision, campaign_key: str) -> dict[str, str]:
