@@ -5,11 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from pipelines.decide import stats, vetoes
+from pipelines.decide import choice, stats, vetoes
 from pipelines.decide.engineloss import exceeded
 from pipelines.decide.gate import GateConfig
 from pipelines.decide.model import Candidate, Decision, Outcome, Verdict, Veto
-from pipelines.decide.pareto import Point, front
 
 REFERENCE_REASON = "the reference every variant is compared with"
 _ABOUT_ANSWERS = ("empty", "loop", "length", "must_pass", "not_finite")
@@ -40,7 +39,7 @@ def decide(
     Candidates come with their verdicts, latencies and speed; `vetoes` are completed here, and `outcome`, `reasons`
     and `pareto` filled in.
     """
-    on_front = front([_point(c, gate) for c in candidates])
+    on_front = choice.on_front(candidates, gate)
     known = next((c for c in candidates if c.label == reference and c.status == "ok" and not c.unjudged), None)
     candidates = [_vetoed(c, known, gate, base) for c in candidates]
     adjusted = _adjusted(candidates, gate)
@@ -55,7 +54,9 @@ def decide(
         reasons = (*finding.rejects, *finding.holds) or (_merit(one),)
         judged.append(one.model_copy(update={"outcome": outcome, "reasons": reasons, "pareto": one.label in on_front}))
         settles += [f"{one.label}: {s}" for s in finding.settles] if outcome == "hold" else []
-    winner = _winner(judged, gate)
+    promotable = [c for c in judged if c.outcome == "promote"]
+    chosen = choice.choose(promotable, known, gate) if known else None
+    winner = next(c for c in judged if c.label == chosen.standings[0].label) if chosen else None
     outcome = _overall(judged)
     return Decision(
         version=1,
@@ -70,6 +71,7 @@ def decide(
         gate=gate.model_dump(mode="json"),
         conditions=dict(conditions),
         base=dict(base),
+        choice=chosen,
     )
 
 
@@ -82,28 +84,6 @@ def _of_reference(one: Candidate) -> str:
 def gating(candidate: Candidate) -> list[Verdict]:
     """The verdicts that decide."""
     return [v for v in candidate.verdicts if v.gates]
-
-
-def latency_of(candidate: Candidate, gate: GateConfig) -> float | None:
-    """The figure of the gate's latency axis."""
-    axis = gate.latency
-    return next(
-        (
-            figure.value
-            for figure in candidate.latency
-            if (figure.profile, figure.metric, figure.percentile) == (axis.profile, axis.metric, axis.percentile)
-        ),
-        None,
-    )
-
-
-def _point(candidate: Candidate, gate: GateConfig) -> Point:
-    return Point(
-        candidate.label,
-        candidate.mean_score,
-        latency_of(candidate, gate),
-        candidate.native and candidate.status == "ok" and not candidate.simulated,
-    )
 
 
 def _adjusted(candidates: Sequence[Candidate], gate: GateConfig) -> dict[str, float]:
@@ -241,19 +221,6 @@ def _merit(one: Candidate) -> str:
     passed = len(gating(one))
     faster = f", {one.speed.ratio:.2f}x as fast as the reference" if one.speed and one.speed.ratio else ""
     return f"within the margin on {passed} of {passed} comparisons{faster}"
-
-
-def _winner(judged: Sequence[Candidate], gate: GateConfig) -> Candidate | None:
-    """The fastest promotable candidate on the front (off it, where none is on it); ties go to the higher score."""
-    promotable = [c for c in judged if c.outcome == "promote"]
-    pool = [c for c in promotable if c.pareto] or promotable
-
-    def rank(c: Candidate) -> tuple[bool, float, float, str]:
-        latency = latency_of(c, gate)
-        slowness = 1.0 / c.speed.ratio if c.speed and c.speed.ratio else 0.0
-        return latency is None, slowness if latency is None else latency, -(c.mean_score or 0.0), c.label
-
-    return min(pool, key=rank, default=None)
 
 
 def _overall(judged: Sequence[Candidate]) -> Outcome:
