@@ -86,7 +86,9 @@ class TrtllmPytorchConfig(Strict):
     scheduler: Scheduler = Scheduler()
     cuda_graph: CudaGraphs | None = Field(default=CudaGraphs(), description="null: none")
     torch_compile: TorchCompile | None = Field(default=None, description="null: none")
-    attn_backend: str = Field(default="TRTLLM", description="kernels of attention")
+    attn_backend: Literal["TRTLLM", "FLASHINFER", "VANILLA"] = Field(
+        default="TRTLLM", description="kernels of attention; any other name would be taken for TRTLLM without a word"
+    )
     sampler_type: Literal["auto", "TRTLLMSampler", "TorchSampler"] = Field(default="auto", description="who samples")
     moe_backend: Literal["CUTLASS", "CUTEDSL", "WIDEEP", "TRTLLM", "DEEPGEMM", "VANILLA", "TRITON"] = Field(
         default="CUTLASS", description="kernels of mixtures of experts"

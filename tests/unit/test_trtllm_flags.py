@@ -10,7 +10,7 @@ import pytest
 import yaml
 from hypothesis import given
 from hypothesis import strategies as st
-from pydantic import BaseModel
+from pydantic import BaseModel, ValidationError
 
 from pipelines.config import CONF_DIR
 from pipelines.engine.trtllm import flags, helptext, rules, snapshot
@@ -130,6 +130,12 @@ def test_settings_that_it_takes_are_not() -> None:
     """null where a field may be unset."""
     given_settings = {"cuda_graph_config": None, "kv_cache_config": {"max_tokens": None}, "max_seq_len": 2048}
     assert [] == flags.settings_problems(KNOWN, "TorchLlmArgs", given_settings)
+
+
+def test_a_kernel_that_would_be_another_one_is_refused() -> None:
+    """The library takes an attention it does not know for its own, without a word."""
+    with pytest.raises(ValidationError, match="'TRTLLM', 'FLASHINFER' or 'VANILLA'"):
+        TrtllmPytorchConfig.model_validate({"attn_backend": "flashinfer"})
 
 
 def test_every_plugin_option_is_the_builder_s_own() -> None:
