@@ -1,6 +1,6 @@
 """What AutoAWQ needs where there is no accelerator; with one, nothing here happens.
 
-The adaptation is small, made only for releases it was tested with, and named in the variant's facts.
+Each adaptation is small, made only for releases it was tested with, and named in the variant's facts.
 """
 
 from __future__ import annotations
@@ -10,21 +10,26 @@ from contextlib import contextmanager
 from importlib.metadata import version
 from typing import TYPE_CHECKING, Any
 
+from pipelines.quantize.clipping import best_ranges
+
 if TYPE_CHECKING:
     from torch import Tensor
     from torch.nn import Module
 
 TESTED = ("0.2.9",)
 """Releases that back weights up with `.cpu()`, which on a CPU is the weights themselves, and then scale in place."""
-COPIED = "autoawq: weights are copied before scales are tried on them, as its backup is no copy on a CPU"
+ON_CPU = (
+    "autoawq: weights are copied before scales are tried on them, as its backup is no copy on a CPU, and errors of "
+    "clipping ranges are taken from the inputs' second moments"
+)
 FLOAT32 = "autoawq: computed in float32, as there is no accelerator; stored as the base is"
 
 
 @contextmanager
-def copied_backup() -> Iterator[str]:
-    """On a CPU, give the search for scales a backup of the weights that is a copy.
+def without_accelerator() -> Iterator[str]:
+    """On a CPU, search for scales with a backup of the weights that is a copy, and for ranges with less work.
 
-    Without it every scale tried is left in the weights, and what is saved is noise.
+    Without the copy every scale tried is left in the weights, and what is saved is noise.
 
     Yields:
         What was adapted, "" where nothing was.
@@ -35,7 +40,7 @@ def copied_backup() -> Iterator[str]:
     if get_best_device() != "cpu" or version("autoawq") not in TESTED:
         yield ""
         return
-    search = AwqQuantizer._compute_best_scale
+    scales, ranges = AwqQuantizer._compute_best_scale, AwqQuantizer._compute_best_clip
 
     def on_a_copy(
         quantizer: Any, x: Tensor, w_mean: Tensor, x_mean: Tensor, module: Module, *more: Any, **named: Any
@@ -47,13 +52,23 @@ def copied_backup() -> Iterator[str]:
 
         module.state_dict = copied  # type: ignore[assignment]
         try:
-            found: Tensor = search(quantizer, x, w_mean, x_mean, module, *more, **named)
+            found: Tensor = scales(quantizer, x, w_mean, x_mean, module, *more, **named)
             return found
         finally:
             del module.state_dict
 
-    AwqQuantizer._compute_best_scale = on_a_copy
+    AwqQuantizer._compute_best_scale, AwqQuantizer._compute_best_clip = on_a_copy, best_clip
     try:
-        yield COPIED
+        yield ON_CPU
     finally:
-        AwqQuantizer._compute_best_scale = search
+        AwqQuantizer._compute_best_scale, AwqQuantizer._compute_best_clip = scales, ranges
+
+
+def best_clip(self: Any, w: Tensor, input_feat: Tensor, **grid: Any) -> Tensor:
+    """Stand in for a method of the library: weights [out, in], inputs [..., in] to ranges [out, groups, 1]."""
+
+    def rounded(weight: Tensor) -> Tensor:
+        found: Tensor = self.pseudo_quantize_tensor(weight)[0]
+        return found
+
+    return best_ranges(w, input_feat, self.group_size, rounded, **grid)

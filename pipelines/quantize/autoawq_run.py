@@ -12,7 +12,7 @@ from pipelines.flow import progress
 from pipelines.flow.store import Fact
 from pipelines.intake import calibration as calibration_set
 from pipelines.quantize.autoawq import AutoAwqConfig, untouched
-from pipelines.quantize.autoawq_cpu import FLOAT32, copied_backup
+from pipelines.quantize.autoawq_cpu import FLOAT32, without_accelerator
 from pipelines.quantize.carry import carry_over
 from pipelines.quantize.checks import linear_shapes
 from pipelines.quantize.coverage import Asked, account, expected
@@ -40,7 +40,7 @@ def run(config: AutoAwqConfig, out: Path, *, checkpoint: Path, calibration: Path
         raise InputError(f"{config.quantizer} needs a calibration set; choose one with `calibration=`")
     samples = calibration_set.load(calibration)[: config.options.max_calib_samples]
     expected(checkpoint, Asked(scheme=config.scheme, ignore=config.ignore))
-    with copied_backup() as copied:
+    with without_accelerator() as adapted:
         widened, errors = _quantize(config, samples, checkpoint, out)
     restore(out, checkpoint, quantization_config(out))
     carry_over(checkpoint, out)
@@ -49,7 +49,7 @@ def run(config: AutoAwqConfig, out: Path, *, checkpoint: Path, calibration: Path
         "quantizer": config.quantizer,
         "library": "autoawq",
         "library_version": version("autoawq"),
-        "adaptations": "; ".join(filter(None, (copied, widened))),
+        "adaptations": "; ".join(filter(None, (adapted, widened))),
         **account(out, checkpoint, Asked(scheme=config.scheme, ignore=config.ignore, errors=errors)),
     }
 

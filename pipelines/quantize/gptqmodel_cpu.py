@@ -13,6 +13,8 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from pipelines.quantize.clipping import best_ranges
+
 if TYPE_CHECKING:
     from torch import Tensor
 
@@ -54,10 +56,6 @@ def two_workers() -> Iterator[str]:
 def awq_without_accelerator() -> Iterator[str]:
     """Without an accelerator, let AWQ's torch kernel pack float32, and search clipping ranges with less work.
 
-    The library multiplies every input with every weight of a group, once for each range. The squared error of an
-    output is also d' M d, with the weights' change d and the mean M of the inputs' outer products, which is one matrix
-    per group for all ranges and outputs: the same ranges for a twentieth of the time.
-
     Yields:
         What was adapted, "" where nothing was.
     """
@@ -76,30 +74,16 @@ def awq_without_accelerator() -> Iterator[str]:
         AWQProcessor._compute_best_clip, AwqTorchLinear.SUPPORTS_DTYPES = search, dtypes
 
 
-def best_clip(
-    self: Any, w: Tensor, input_feat: Tensor, n_grid: int = 20, max_shrink: float = 0.5, n_sample_token: int = 512
-) -> Tensor:
+def best_clip(self: Any, w: Tensor, input_feat: Tensor, **grid: Any) -> Tensor:
     """Stand in for a method of the library: weights [out, in], inputs [..., in] to ranges [out, groups, 1]."""
     import torch
 
-    out, width = w.shape
-    size = self.qcfg.group_size if self.qcfg.group_size > 0 else width
-    rows = input_feat.reshape(-1, width)
-    rows = rows[:: max(1, len(rows) // n_sample_token)]
-    inputs = rows.reshape(len(rows), -1, size).transpose(0, 1)
-    moments = inputs.transpose(1, 2) @ inputs / len(rows)
-    weight = w.reshape(out, -1, size)
-    top = weight.abs().amax(-1, keepdim=True)
-    best, least = top.clone(), torch.full_like(top, torch.inf)
-    rounded = torch.empty_like(weight)
-    for step in range(int(max_shrink * n_grid)):
-        bound = top * (1 - step / n_grid)
-        self._pseudo_quantize_tensor_into(weight.clamp(-bound, bound), rounded)
-        change = (rounded - weight).transpose(0, 1)
-        error = ((change @ moments) * change).sum(-1).T[..., None]
-        better = error < least
-        least[better], best[better] = error[better], bound[better]
-    return best
+    def rounded(weight: Tensor) -> Tensor:
+        into = torch.empty_like(weight)
+        self._pseudo_quantize_tensor_into(weight, into)
+        return into
+
+    return best_ranges(w, input_feat, self.qcfg.group_size, rounded, **grid)
 
 
 def stored_dtype(checkpoint: Path) -> str:

@@ -102,6 +102,9 @@ class Searching:
             module.load_state_dict(backup)
         return torch.ones(2)
 
+    def _compute_best_clip(self, w: Any, input_feat: Any) -> torch.Tensor:
+        return torch.zeros(0)
+
 
 @pytest.fixture
 def awq_library(monkeypatch: pytest.MonkeyPatch) -> Iterator[SimpleNamespace]:
@@ -135,9 +138,9 @@ def test_the_stand_in_has_the_fault() -> None:
 def test_on_a_cpu_the_search_for_scales_leaves_weights_alone(awq_library: SimpleNamespace) -> None:
     """With a backup that is a copy, weights are what they were; afterwards the library is as it came."""
     plain = awq_library.quantizer._compute_best_scale
-    with autoawq_cpu.copied_backup() as adapted:
+    with autoawq_cpu.without_accelerator() as adapted:
         assert torch.equal(torch.ones(2, 2), searched(awq_library.quantizer))
-    assert autoawq_cpu.COPIED == adapted
+    assert autoawq_cpu.ON_CPU == adapted
     assert plain is awq_library.quantizer._compute_best_scale
 
 
@@ -149,7 +152,7 @@ def test_with_an_accelerator_or_another_release_awq_is_left_alone(
     monkeypatch.setattr(autoawq_cpu, "version", lambda _: release)
     awq_library.device = device
     plain = awq_library.quantizer._compute_best_scale
-    with autoawq_cpu.copied_backup() as adapted:
+    with autoawq_cpu.without_accelerator() as adapted:
         assert ("", True) == (adapted, plain is awq_library.quantizer._compute_best_scale)
 
 
