@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from pipelines.engine.ort_check import compare
-from pipelines.engine.ort_genai import OrtGenaiConfig
+from pipelines.engine.ort_genai import OrtGenaiConfig, Perplexities
 from pipelines.engine.pairing import Longest, Pairing, Workload
 from pipelines.engine.table import TARGETS, Target, target
 from pipelines.errors import ConfigError, StageFailed
@@ -83,6 +83,17 @@ def test_int8_activations_are_redundant_without_integer_codes(level: int, scheme
     """accuracy_level 4 touches only carried codes, so plain and FP8 variants have no such engine."""
     reason = ORT.redundant(OrtGenaiConfig.model_validate({"accuracy_level": level}), schemes.parse(scheme))
     assert same == (reason is not None)
+
+
+@pytest.mark.parametrize(
+    ("engine", "emulated", "drift"),
+    [(10.0, False, 1.4), (10.0, True, 1.0), (16.0, True, 16 / 14), (8.0, True, 9 / 8), (14.0, False, 1.0)],
+)
+def test_an_engine_that_leaves_roundings_out_may_lie_between_base_and_variant(
+    engine: float, emulated: bool, drift: float
+) -> None:
+    """With a base of 9 and a variant of 14, an emulated engine at 10 is as it should be, a native one is not."""
+    assert drift == pytest.approx(Perplexities(engine, 14.0, 9.0, emulated).drift())
 
 
 def test_divergence_is_that_of_the_definition() -> None:
