@@ -31,6 +31,7 @@ from pipelines.intake.lean import without_unused
 from pipelines.quantize.packing import Codes, QuantizedModules, check_declared_format, open_quantized
 from pipelines.quantize.reference import load_tokens
 from pipelines.quantize.shards import quantization_config
+from pipelines.quantize.stored import rounds_inputs
 
 if TYPE_CHECKING:
     import numpy as np
@@ -216,7 +217,7 @@ def _native_note(variant: Path, survey: Survey) -> str:
     """What of the scheme this engine only emulates, "" where it computes as the scheme says."""
     notes = ["float weights of 4 or 8 bits are stored and multiplied as float32"] if survey.floats else []
     config = quantization_config(variant)
-    if any((group or {}).get("input_activations") for group in (config.get("config_groups") or {}).values()):
+    if rounds_inputs(config):
         notes.append("activations are not quantized, though the scheme asks for it")
     if config.get("kv_cache_scheme"):
         notes.append("keys and values are cached in float32, though the scheme asks for FP8")
