@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from pipelines.errors import StageFailed, TransientFailure
 
 LIBRARY_ERRORS = (
-    AssertionError, AttributeError, KeyError, NotImplementedError, RuntimeError, TypeError, ValueError,
+    AssertionError, AttributeError, ImportError, LookupError, NotImplementedError, RuntimeError, TypeError, ValueError,
 )  # fmt: skip
 
 
