@@ -44,7 +44,8 @@ class Step:
     `toolchain` holds the versions that enter the key; `runs_in` is where the child is started. Steps with the same
     `batch` may share one child process, and with it imports and a running engine, unless they run in unlike toolchains.
     `seconds` are what it may take here; `guess` what counting its operations gives, 0 where nobody counts them;
-    `memory_bytes` its peak, 0 where nobody knows.
+    `memory_bytes` its peak, 0 where nobody knows. `pinned` is the key of an artifact that is there already, made by a
+    step nobody here knows; such a step is only read.
     """
 
     stage: Stage
@@ -59,6 +60,7 @@ class Step:
     runs_in: Toolchain = CURRENT
     guess: float = 0.0
     memory_bytes: int = 0
+    pinned: str = ""
 
     @property
     def config_data(self) -> dict[str, Any]:
@@ -68,7 +70,7 @@ class Step:
     @cached_property
     def key(self) -> str:
         """sha256 over stage, version, config, input keys, toolchain, and the device where the stage is bound to it."""
-        return digest_of(
+        return self.pinned or digest_of(
             {
                 "stage": self.stage.name,
                 "version": self.stage.version,

@@ -83,6 +83,11 @@ _KINDS: Mapping[str, type[Spec]] = {"current": CurrentConfig, "venv": VenvConfig
 _CURRENT_SPEC = CurrentConfig()
 
 
+def _told(env: Mapping[str, str]) -> dict[str, str]:
+    """A toolchain's own variables, which may change what a library computes."""
+    return {"env": " ".join(f"{name}={value}" for name, value in sorted(env.items()))} if env else {}
+
+
 @dataclass(frozen=True, slots=True)
 class Toolchain:
     """A named interpreter. `home` is where environments are made; `pinned` what a venv's lock file pins."""
@@ -99,9 +104,9 @@ class Toolchain:
         """
         if isinstance(self.spec, VenvConfig):
             found = {name: self.pinned.get(lockfile.canonical_name(name), "absent") for name in packages}
-            return {"python": self.spec.python, **found, "toolchain": self.name}
+            return {"python": self.spec.python, **found, "toolchain": self.name, **_told(self.spec.env)}
         if isinstance(self.spec, ContainerConfig):
-            return {"toolchain": self.name, "image": self.spec.digest or ""}
+            return {"toolchain": self.name, "image": self.spec.digest or "", **_told(self.spec.env)}
         return versions(packages)
 
     def lacks(self, packages: Iterable[str]) -> list[str]:

@@ -171,7 +171,8 @@ def test_a_stage_runs_in_its_environment_and_says_so(bare: Toolchain, store: Sto
     outcome = run(store, step)[step.key]
     assert ("made", "") == (outcome.state, outcome.message)
     record = manifest(store.path("variant", step.key))
-    assert {"python": VERSION, "pydantic": metadata.version("pydantic"), "toolchain": "bare"} == record.toolchain
+    known = {"python": VERSION, "pydantic": metadata.version("pydantic"), "toolchain": "bare", "env": "BARE=yes"}
+    assert known == record.toolchain
     assert not record.simulated
 
 

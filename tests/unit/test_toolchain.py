@@ -71,6 +71,14 @@ def test_a_container_is_known_by_its_digest() -> None:
     assert {"toolchain": "trtllm", "image": DIGEST} == found["trtllm"].versions(["torch"])
 
 
+def test_a_toolchains_own_variables_enter_the_key() -> None:
+    """They may change what a library computes, in whatever order they are written."""
+    told = [
+        read({"t": IMAGE | {"env": env}})[0]["t"].versions([]) for env in ({"A": "1", "B": "2"}, {"B": "2", "A": "1"})
+    ]
+    assert ["A=1 B=2", "A=1 B=2"] == [t["env"] for t in told]
+
+
 @pytest.mark.parametrize(
     ("changes", "said"),
     [
