@@ -13,8 +13,8 @@ from pathlib import Path
 from pydantic import BaseModel
 
 from pipelines.campaign import Campaign, Engine, Variant
-from pipelines.config import find
-from pipelines.decide.stage import CandidateInput, DecisionConfig
+from pipelines.config import Strict, find
+from pipelines.decide.stage import CandidateInput, ChampionInput, DecisionConfig
 from pipelines.divergence.stage import ReadingConfig
 from pipelines.evaluate.harness import ScoresConfig
 from pipelines.evaluate.noise import NoiseConfig
@@ -88,6 +88,7 @@ Inputs = Mapping[str, Step | tuple[Step, ...]]
 _FIRST_GUESS = {
     "checkpoint": 15.0,
     "calibration": 8.0,
+    "variant": 45.0,
     "reference": 20.0,
     "graph": 60.0,
     "engine": 35.0,
@@ -141,6 +142,7 @@ class Assembled:
     base: Step
     candidates: tuple[CandidateSteps, ...]
     noise: tuple[Step, ...]
+    champion: Mapping[str, Step]
     latency: Step | None
     decision: Step
     report: Step
@@ -289,6 +291,15 @@ class _Assembly:
             for e in self.campaign.evalsets
         }
 
+    @cached_property
+    def champion(self) -> dict[str, Step]:
+        """The champion's engine scored on the same items; nothing where it cannot be had."""
+        known = self.campaign.champion
+        if not known.engine_key:
+            return {}
+        stage = Stage("engine", "champion", 0, "", "")
+        return self.scored("the champion", Step(stage, f"champion {known.version}", Strict(), pinned=known.engine_key))
+
     def reloaded(self, variant: Variant, base: Reloaded | None) -> Reloaded:
         """Quantize a variant and read what came out; without `base` it is the base."""
         quantized = self.quantized(variant)
@@ -343,7 +354,7 @@ def assemble(campaign: Campaign, failures: Mapping[str, str], timings: Mapping[s
     variants = tuple({c.quantized.key: c.quantized for c in alive}.values())
     shown: Inputs = {**evidence, "report": report, "engines": engines, "variants": variants, "scores": scores}
     track = this.step(TRACK, "track in MLflow", _track_config(campaign), shown)
-    return Assembled(this.base, candidates, noise, latency, decision, report, track)
+    return Assembled(this.base, candidates, noise, this.champion, latency, decision, report, track)
 
 
 def _candidates(this: _Assembly) -> Iterator[CandidateSteps]:
@@ -410,9 +421,12 @@ def _decision(
         gate=campaign.config.gate,
         eval_sets=dict(campaign.cards),
         base=_base_facts(campaign),
+        champion=_champion_input(this),
     )
+    scored = [s for c in alive for s in c.scores.values()]
+    scored += [s for s in this.champion.values() if s.key in config.champion.scores]
     inputs: dict[str, Step | tuple[Step, ...]] = {
-        "scores": tuple(s for c in alive for s in c.scores.values()),
+        "scores": tuple({s.key: s for s in scored}.values()),
         "engines": tuple(c.built for c in alive),
         "variants": tuple({c.quantized.key: c.quantized for c in alive}.values()),
         "divergences": tuple(c.read for c in alive if c.read is not None),
@@ -421,6 +435,17 @@ def _decision(
     if latency is not None:
         inputs["latency"] = latency
     return this.step(DECISION, "decision", config, inputs)
+
+
+def _champion_input(this: _Assembly) -> ChampionInput:
+    """The champion as far as it can be compared with: known, in this store, and scored on every eval set."""
+    known, steps = this.campaign.champion, this.champion
+    lost = next((f"{s.label}: {this.failures[s.key]}" for s in steps.values() if s.key in this.failures), "")
+    if not steps or lost:
+        return ChampionInput(version=known.version, note=lost or known.note)
+    return ChampionInput(
+        version=known.version, engine_key=known.engine_key, scores=tuple(s.key for s in steps.values())
+    )
 
 
 def _candidate_input(c: CandidateSteps, failures: Mapping[str, str]) -> CandidateInput:

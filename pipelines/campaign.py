@@ -22,7 +22,7 @@ from pipelines.evaluate.evalset import load as load_evalset
 from pipelines.flow.device import describe
 from pipelines.flow.placement import Movable, Placement
 from pipelines.flow.stage import resolve
-from pipelines.flow.store import digest_of
+from pipelines.flow.store import Store, digest_of
 from pipelines.flow.toolchain import Toolchain, toolchains
 from pipelines.intake.calibration import CalibrationConfig, pinned
 from pipelines.intake.checkpoint import CheckpointConfig, Inspected, inspect
@@ -31,6 +31,8 @@ from pipelines.probe.config import ProbeConfig
 from pipelines.quantize import scheme as schemes
 from pipelines.quantize.coverage import naming_problems
 from pipelines.quantize.table import QUANTIZERS, Quantizer
+from pipelines.release.champion import Champion
+from pipelines.release.champion import find as find_champion
 from pipelines.workload import foresee
 
 BASE = "BASE"  # the baseline's scheme: whatever the base is in, at most 16 bits
@@ -146,6 +148,7 @@ class Campaign:
     """Everything the user asked for, checked, before any step is made of it.
 
     `prompts` are predicted token by token; `again` are the eval sets as the reference engine is scored on them twice.
+    `champion` is the one of now, which every candidate is compared with too.
     """
 
     config: CampaignConfig
@@ -158,6 +161,7 @@ class Campaign:
     prompts: tuple[str, ...]
     again: tuple[Evalset, ...]
     stages: Mapping[Movable, Toolchain]
+    champion: Champion
 
     @property
     def threads(self) -> int:
@@ -214,6 +218,14 @@ def open_campaign(data: Mapping[str, Any]) -> Campaign:
         prompts=draw(evalsets, config.divergence),
         again=tuple(_again(evalsets, config.noise_floor)),
         stages=stages,
+        champion=_champion(config),
+    )
+
+
+def _champion(config: CampaignConfig) -> Champion:
+    model = config.tracking.registered_model or config.campaign
+    return find_champion(
+        config.tracking.uri, Path(config.paths.ledger).resolve(), model, Store(Path(config.paths.store).resolve())
     )
 
 

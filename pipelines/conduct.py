@@ -75,6 +75,7 @@ def goals(assembled: Assembled, until: Until) -> list[Step]:
     for one in assembled.candidates:  # what reads one engine comes together, so that its server starts once
         made += [*one.scores.values(), *(s for s in assembled.noise if s.inputs["engine"] == one.built)]
         made += [one.read] if one.read is not None else []
+    made += assembled.champion.values()
     if until != "score":
         made += [assembled.latency] if assembled.latency is not None else []
     if until in ("decide", "run"):

@@ -200,8 +200,9 @@ def _speed(one: Candidate, gate: GateConfig) -> Finding:
 
 
 def name(v: Verdict) -> str:
-    """An eval set, and the slice where it is one."""
-    return v.eval_set if v.slice == "all" else f"{v.eval_set}/{v.slice}"
+    """An eval set, the slice where it is one, and whom it is compared with where that is the champion."""
+    where = v.eval_set if v.slice == "all" else f"{v.eval_set}/{v.slice}"
+    return where if v.against == "reference" else f"{where} against the champion"
 
 
 def _loss(v: Verdict) -> str:

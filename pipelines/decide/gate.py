@@ -240,6 +240,7 @@ class GateConfig(Strict):
     slices: "gate" lets every slice decide, "report" only shows them.
     max_perplexity_ratio: guard on engine perplexity / reference perplexity on the fixed text; null for none.
     several_variants: "holm" keeps `alpha` over all variants of a campaign together, "none" per variant.
+    champion: "gate" lets the comparison with the champion decide too, so that small losses do not add up over releases.
     latency: the axis of the Pareto front and the chart.
     """
 
@@ -251,6 +252,7 @@ class GateConfig(Strict):
     looks: Looks = Looks()
     slices: Literal["gate", "report"] = "report"
     several_variants: Literal["holm", "none"] = "holm"
+    champion: Literal["gate", "report"] = "gate"
     max_perplexity_ratio: float | None = Field(default=None, gt=1)
     vetoes: Vetoes = Vetoes()
     engine_loss: EngineLoss = EngineLoss()

@@ -97,6 +97,20 @@ class Outputs(Strict):
     length_interval: Interval | None
 
 
+class Bucket(Strict):
+    """Both sides' scores on items whose prompts take `least` tokens or more, and less than `below`; shown only."""
+
+    eval_set: str
+    least: int
+    below: int | None
+    items: int
+    reference_score: float
+    score: float
+    loss: float
+    losses: int
+    gains: int
+
+
 class Promise(Strict):
     """A percentile held against its limit: kept, broken, or open where the requests cannot tell.
 
@@ -200,6 +214,7 @@ class Candidate(Strict):
     reasons: tuple[str, ...]
     labels: dict[str, str] = Field(default_factory=dict)
     goodput: float | None = None
+    lengths: tuple[Bucket, ...] = ()
     divergences: tuple[Row, ...] = ()
     outputs: tuple[Outputs, ...] = ()
     promises: tuple[Promise, ...] = ()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Literal
 
@@ -16,6 +16,7 @@ from pipelines.decide.document import markdown
 from pipelines.decide.evidence import Evidence, read
 from pipelines.decide.gate import EvalCard, GateConfig
 from pipelines.decide.judge import Item, judge
+from pipelines.decide.lengths import buckets
 from pipelines.decide.model import Candidate, Outputs, Speed, Verdict
 from pipelines.decide.outputs import Findings, describe, inspect
 from pipelines.decide.speed import PERCENTILES, Request, compare, goodput, latencies, promise, throughputs
@@ -45,6 +46,19 @@ class CandidateInput(Strict):
     unjudged: str = ""
 
 
+class ChampionInput(Strict):
+    """The champion of now: its version, engine and scores, or why there is nothing to compare with."""
+
+    version: str = ""
+    engine_key: str = ""
+    scores: tuple[str, ...] = ()
+    note: str = ""
+
+    @property
+    def told(self) -> str:
+        return self.note or f"version {self.version}, engine {self.engine_key[:16]}, compared with on the same items"
+
+
 class DecisionConfig(Strict):
     """What is compared with what, under which gate."""
 
@@ -54,6 +68,7 @@ class DecisionConfig(Strict):
     gate: GateConfig
     eval_sets: dict[str, EvalCard]
     base: dict[str, str] = Field(default_factory=dict)
+    champion: ChampionInput = ChampionInput(note="nobody is champion")
 
 
 def run(
@@ -78,7 +93,8 @@ def run(
     _check(config, evidence)
     reference = next(c for c in config.candidates if c.label == config.reference)
     candidates = [_candidate(one, reference, config, evidence) for one in config.candidates]
-    decided = decide(config.campaign, candidates, config.reference, config.gate, _conditions(evidence), config.base)
+    conditions = {**_conditions(evidence), "champion": config.champion.told}
+    decided = decide(config.campaign, candidates, config.reference, config.gate, conditions, config.base)
     decision = decided.model_copy(update={"noise": tuple(evidence.noise)})
     text = json.dumps(decision.model_dump(mode="json"), indent=2, ensure_ascii=False)
     (out / "decision.json").write_text(text + "\n", encoding="utf-8")
@@ -106,6 +122,11 @@ def _check(config: DecisionConfig, evidence: Evidence) -> None:
             for name, key, known in wanted
             if key is not None and key[:16] not in known
         ]
+    found += [
+        Problem("champion.scores", key, "not among the inputs of this stage", closest(key, evidence.scores))
+        for key in config.champion.scores
+        if key[:16] not in evidence.scores
+    ]
     measured = {name for by_set in evidence.items.values() for name in by_set}
     found += [
         Problem("eval_sets", name, "scored, but it has no card here", closest(name, config.eval_sets))
@@ -145,7 +166,12 @@ def _candidate(one: CandidateInput, reference: CandidateInput, config: DecisionC
         engine_kl=_real(engine, "kl_mean"),
         scores=means,
         mean_score=_mean_score(means, config),
-        verdicts=_verdicts(items, _items_of(reference, evidence), config, findings) if compared else (),
+        verdicts=(
+            *_verdicts(items, _items_of(reference, evidence), config, findings),
+            *_against_champion(one, items, config, evidence),
+        )
+        if compared
+        else (),
         latency=latencies(_requests_of(one, evidence), sorted({*PERCENTILES, config.gate.latency.percentile})),
         throughput=throughputs([b for b in evidence.blocks if b.engine == key]),
         speed=_speed(one, reference, config, evidence) if compared else None,
@@ -153,6 +179,11 @@ def _candidate(one: CandidateInput, reference: CandidateInput, config: DecisionC
         outcome=None,
         reasons=(),
         labels=one.labels,
+        lengths=tuple(
+            b
+            for name in findings
+            for b in buckets(name, _items_of(reference, evidence)[name], items[name], config.eval_sets[name])
+        ),
         goodput=goodput(
             _requests_of(one, evidence), [b for b in evidence.blocks if b.engine == key], config.gate.goodput_slos
         ),
@@ -207,6 +238,20 @@ def _verdicts(
             judged = (judged[0].model_copy(update={"verdict": "veto", "note": note}), *judged[1:])
         found += judged
     return tuple(found)
+
+
+def _against_champion(
+    one: CandidateInput, items: Mapping[str, Sequence[Item]], config: DecisionConfig, evidence: Evidence
+) -> Iterator[Verdict]:
+    """The same comparisons with the champion of now; nothing for the champion itself, or where it cannot be had."""
+    champion = config.champion
+    if not champion.scores or champion.engine_key == one.engine_key:
+        return
+    theirs = {name: rows for key in champion.scores for name, rows in evidence.items[key[:16]].items()}
+    for name, card in config.eval_sets.items():
+        for verdict in judge(theirs.get(name), items.get(name), name, card, config.gate):
+            gates = verdict.gates and config.gate.champion == "gate"
+            yield verdict.model_copy(update={"against": "champion", "gates": gates})
 
 
 def _speed(one: CandidateInput, reference: CandidateInput, config: DecisionConfig, evidence: Evidence) -> Speed | None:

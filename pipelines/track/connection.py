@@ -131,6 +131,55 @@ def _on_server(uri: str, run_id: str, timeout_s: float) -> bool:
     return bool(info.get("status") == "FINISHED" and info.get("lifecycle_stage") == "active")
 
 
+def aliased_tags(uri: str, model: str, alias: str, *, timeout_s: float = 5.0) -> dict[str, str]:
+    """Give the tags of the version an alias points at, with its "version"; empty where it points at none.
+
+    Reads a sqlite database or asks a server directly, as `recorded` does.
+
+    Raises:
+        EnvironmentProblem: the server does not answer, or the database cannot be read.
+    """
+    path = database(uri)
+    if path is not None:
+        return _tags_in_database(path, model, alias)
+    if not is_server(uri):
+        return {}
+    _reach(uri, timeout_s)
+    return _tags_on_server(uri, model, alias, timeout_s)
+
+
+def _tags_in_database(path: Path, model: str, alias: str) -> dict[str, str]:
+    if not path.is_file():
+        return {}
+    try:
+        with closing(sqlite3.connect(f"file:{quote(str(path))}?mode=ro", uri=True, timeout=5)) as connection:
+            asked = "SELECT version FROM registered_model_aliases WHERE name = ? AND alias = ?"
+            row = connection.execute(asked, (model, alias)).fetchone()
+            if row is None:
+                return {}
+            asked = "SELECT key, value FROM model_version_tags WHERE name = ? AND version = ?"
+            return {**dict(connection.execute(asked, (model, row[0])).fetchall()), "version": str(row[0])}
+    except sqlite3.Error as error:
+        raise EnvironmentProblem(f"{KEY}={masked_text(str(path))!r}: the registry cannot be read ({error})") from None
+
+
+def _tags_on_server(uri: str, model: str, alias: str, timeout_s: float) -> dict[str, str]:
+    import json
+
+    where = f"name={quote(model)}&alias={quote(alias)}"
+    address = f"{uri.rstrip('/')}/api/2.0/mlflow/registered-models/alias?{where}"
+    try:
+        with urlopen(_request(address), timeout=timeout_s) as answer:
+            version = json.load(answer)["model_version"]
+    except HTTPError as error:
+        if error.code in (400, 404):  # no such model, or nobody has the alias
+            return {}
+        raise EnvironmentProblem(f"{KEY}={masked_text(uri)!r}: the registry answers HTTP {error.code}") from None
+    except (OSError, ValueError, KeyError) as error:
+        raise EnvironmentProblem(f"{KEY}={masked_text(uri)!r}: the registry does not answer ({error})") from None
+    return {t["key"]: t["value"] for t in version.get("tags", [])} | {"version": str(version["version"])}
+
+
 def _reach(uri: str, timeout_s: float) -> None:
     """Ask whether the server is there at all, once, so that an absent one costs seconds and not MLflow's retries."""
     try:

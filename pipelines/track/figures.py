@@ -115,7 +115,8 @@ def half_width(candidate: Candidate) -> tuple[float, float] | None:
     Eval sets are independent samples, so variances of their mean add. None where a set has no interval, or where
     the sets compared are not those that the mean score is over.
     """
-    whole = [v for v in candidate.verdicts if v.slice == WHOLE and v.higher_is_better]
+    mine = [v for v in candidate.verdicts if v.against == "reference"]
+    whole = [v for v in mine if v.slice == WHOLE and v.higher_is_better]
     scores = [v.score for v in whole if v.score is not None]
     sides = [side for v in whole if (side := _sides(v)) is not None]
     if not whole or not len(scores) == len(sides) == len(whole) or candidate.mean_score is None:
@@ -137,7 +138,7 @@ def rows(decision: Decision) -> list[Row]:
     for one in decision.candidates:
         if one.verdicts:
             found.append(Row(one.label if one.native else f"{one.label} (emulated)"))
-            ordered = sorted(one.verdicts, key=lambda v: (v.eval_set, v.slice != WHOLE))
+            ordered = sorted(one.verdicts, key=lambda v: (v.against != "reference", v.eval_set, v.slice != WHOLE))
             found += [_row(v) for v in ordered]
     return found
 
@@ -145,6 +146,7 @@ def rows(decision: Decision) -> list[Row]:
 def _row(verdict: Verdict) -> Row:
     inner = verdict.slice != WHOLE
     text = f"{verdict.eval_set} \u00b7 {verdict.slice}" if inner else verdict.eval_set
+    text += "" if verdict.against == "reference" else " \u00b7 champion"
     figures = f"{signed(verdict.loss)} {between(verdict.interval)} of {plain(verdict.margin)}"
     if verdict.loss is None or verdict.margin <= 0:
         return Row(text, None, figures, verdict.verdict, inner, verdict.gates)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import re
 
-from pipelines.decide.model import Candidate, Decision
+from pipelines.decide.model import Candidate, Decision, Verdict
 from pipelines.divergence.figures import Row
 from pipelines.track import figures
 
@@ -54,7 +54,7 @@ def metrics(candidate: Candidate) -> dict[str, float]:
         for figure, value in divergence_figures(row).items():
             found[metric_name("divergence", row.loss, row.text, figure)] = value
     for v in candidate.verdicts:
-        at = ("quality", v.eval_set, v.slice)
+        at = ("quality" if v.against == "reference" else "against_champion", v.eval_set, v.slice)
         found[metric_name(*at, "score")] = v.score
         found[metric_name(*at, "loss")] = v.loss
         found[metric_name(*at, "upper_bound")] = v.interval.upper if v.interval else None
@@ -112,11 +112,15 @@ def candidate_text(candidate: Candidate) -> str:
     if candidate.verdicts:
         lines += ["", "| eval set | slice | loss | interval | margin | verdict |", "|---|---|---|---|---|---|"]
         lines += [
-            f"| {_cell(v.eval_set)} | {_cell(v.slice)} | {figures.signed(v.loss)} | {figures.between(v.interval)} "
+            f"| {_set(v)} | {_cell(v.slice)} | {figures.signed(v.loss)} | {figures.between(v.interval)} "
             f"| {figures.plain(v.margin)} | {v.verdict} |"
             for v in candidate.verdicts
         ]
     return "\n".join(lines)
+
+
+def _set(verdict: Verdict) -> str:
+    return _cell(verdict.eval_set) + ("" if verdict.against == "reference" else " (champion)")
 
 
 def campaign_text(decision: Decision) -> str:

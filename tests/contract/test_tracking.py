@@ -16,7 +16,7 @@ import pytest
 from pipelines.decide.model import Decision
 from pipelines.errors import ConfigError, EnvironmentProblem, EvidenceError
 from pipelines.flow.store import Store
-from pipelines.release import registry
+from pipelines.release import champion, registry
 from pipelines.release.ledger import Ledger
 from pipelines.release.registry import Registry, promote, rollback
 from pipelines.track import runs, ui, versions, views
@@ -328,6 +328,22 @@ def test_a_decision_of_promote_makes_its_winner_champion(world: World) -> None:
     ledger = Ledger(world.registry.ledger)
     assert ["intent", "alias_set", "committed"] == [e.state for e in ledger.entries()]
     assert first.version == ledger.champion("demo")
+
+
+def test_the_champion_is_found_by_ledger_or_registry_without_mlflow(world: World, tmp_path: Path) -> None:
+    """The ledger's last, or where it knows nobody the registry's alias; its engine must be in the store."""
+    nobody = champion.find(world.uri, world.registry.ledger, "demo", world.store)
+    assert ("", "nobody is champion of demo") == (nobody.engine_key, nobody.note)
+    champions(world, "awq_w4a16_g64")
+    engine = next(c.keys["engine"] for c in decisions.decision().candidates if c.label == "awq_w4a16_g64")
+    for ledger in (world.registry.ledger, tmp_path / "no_ledger.jsonl"):
+        found = champion.find(world.uri, ledger, "demo", world.store)
+        assert ("1", engine, "") == (found.version, found.engine_key, found.note)
+    lost = champion.find(world.uri, world.registry.ledger, "demo", Store(tmp_path / "elsewhere"))
+    assert ("1", "") == (lost.version, lost.engine_key)
+    assert "version 1 cannot be compared with: its engine is not in" in lost.note
+    away = champion.find("http://127.0.0.1:9", tmp_path / "no_ledger.jsonl", "demo", world.store)
+    assert "not known: tracking.uri='http://127.0.0.1:9'" in away.note
 
 
 def test_what_an_alias_stands_for_is_known_without_the_ledger(world: World) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ from pipelines.compose import compose
 from pipelines.errors import ConfigError
 from pipelines.flow.plan import in_order
 from pipelines.flow.stage import Step
+from pipelines.release.champion import Champion
 
 Open = Callable[..., Campaign]
 
@@ -241,6 +243,24 @@ def test_a_failed_variant_is_decided_on_as_failed(opened: Open) -> None:
     assert before.candidates[0].built.key == after.candidates[0].built.key
     assert 1 == len(after.decision.inputs["engines"])
     assert before.decision.key != after.decision.key
+
+
+def test_a_champion_is_scored_on_the_same_items(opened: Open) -> None:
+    """Its engine is read as it lies in the store; where a candidate is the champion, its own scores serve; where
+    scoring it failed the decision says so and goes on."""
+    campaign = replace(opened("variant=[baseline]"), champion=Champion("3", "c" * 64))
+    made = assembled(campaign)
+    config = made.decision.config
+    assert ("3", "c" * 64, len(campaign.evalsets)) == (
+        config.champion.version, config.champion.engine_key, len(config.champion.scores)
+    )  # fmt: skip
+    assert {s.key for s in made.champion.values()} <= {s.key for s in made.decision.inputs["scores"]}
+    (engine,) = {s.inputs["engine"].key for s in made.champion.values()}
+    assert "c" * 64 == engine
+    own = replace(campaign, champion=Champion("3", made.candidates[0].built.key))
+    assert {s.key for s in made.candidates[0].scores.values()} == {s.key for s in assembled(own).champion.values()}
+    lost = assembled(campaign, {next(iter(made.champion.values())).key: "no server"}).decision.config.champion
+    assert ((), "score the champion on support_intent: no server") == (lost.scores, lost.note)
 
 
 def test_a_limit_changes_scores_and_nothing_before_them(opened: Open) -> None:

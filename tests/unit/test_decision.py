@@ -479,6 +479,88 @@ def test_a_veto_on_answers_reaches_verdict_outcome_and_document(tmp_path: Path) 
     assert "| VETO |" in (out / "decision.md").read_text("utf-8")
 
 
+def with_champion(root: Path, lost: int, **changes: object) -> Decision:
+    """The campaign's decision where a champion other than its reference lost so many of 500 items itself."""
+    config, inputs, probe = campaign(root)
+    keys = []
+    for number, (name, rows) in enumerate({"intent": intent(lost, 0), "passages": passages(0.0)}.items()):
+        path = artifact(root, "scores", f"9{number}", {"eval_set": name})
+        table(path / "items.parquet", rows)
+        inputs["scores"].append(path)
+        keys.append(path.name)
+    given = {"version": "7", "engine_key": "9" * 64, "scores": keys} | changes
+    config = parse(stage.DecisionConfig, config.model_dump() | {"champion": given})
+    out = root / "out"
+    out.mkdir()
+    stage.run(
+        config, out, scores=inputs["scores"], latency=probe, engines=inputs["engines"], variants=inputs["variants"]
+    )
+    return Decision.model_validate_json((out / "decision.json").read_bytes())
+
+
+def test_candidates_are_compared_with_the_champion_too(tmp_path: Path) -> None:
+    """Against a champion that is 40 items behind the base, gptq passes there as well, with its own rows."""
+    made = with_champion(tmp_path, 40)
+    gptq = made.candidates[1]
+    found = [(v.eval_set, v.against, v.verdict) for v in gptq.verdicts]
+    assert [("intent", "champion", "pass"), ("passages", "champion", "pass")] == found[2:]
+    assert ("promote", "within the margin on 4 of 4 comparisons, 2.00x as fast as the reference") == (
+        gptq.outcome, gptq.reasons[0]
+    )  # fmt: skip
+    assert "version 7, engine 9999999999999999, compared with on the same items" == made.conditions["champion"]
+
+
+def test_a_step_back_from_the_champion_is_not_promoted(tmp_path: Path) -> None:
+    """A variant within the margin of the base but behind a better champion is held or rejected, naming the champion."""
+    config, inputs, probe = campaign(tmp_path)
+    better = [row("intent", "acc", n, float(n < 440), None, True) for n in range(500)]
+    path = artifact(tmp_path, "scores", "90", {"eval_set": "intent"})
+    table(path / "items.parquet", better)
+    other = artifact(tmp_path, "scores", "91", {"eval_set": "passages"})
+    table(other / "items.parquet", passages(0.0))
+    inputs["scores"] += [path, other]
+    given = {"version": "7", "engine_key": "9" * 64, "scores": [path.name, other.name]}
+    for how, outcome in (("gate", "reject"), ("report", "promote")):
+        changed = parse(
+            stage.DecisionConfig, config.model_dump() | {"champion": given, "gate": AXES | {"champion": how}}
+        )
+        out = tmp_path / how
+        out.mkdir()
+        stage.run(
+            changed, out, scores=inputs["scores"], latency=probe, engines=inputs["engines"], variants=inputs["variants"]
+        )
+        gptq = Decision.model_validate_json((out / "decision.json").read_bytes()).candidates[1]
+        assert outcome == gptq.outcome
+        assert (how == "gate") == gptq.reasons[0].startswith("intent against the champion: loses more than 0.02")
+
+
+def test_a_champion_is_not_compared_with_itself_and_one_that_cannot_be_had_is_said(tmp_path: Path) -> None:
+    """The champion's own engine has no rows against itself; without scores the decision says why there are none."""
+    made = with_champion(tmp_path, 0, engine_key="b" * 16)
+    assert {"reference"} == {v.against for v in made.candidates[1].verdicts}
+    assert {"reference", "champion"} == {v.against for v in made.candidates[2].verdicts}
+    lost = with_champion(tmp_path / "other", 0, engine_key="", scores=(), note="version 7 cannot be compared with")
+    assert "version 7 cannot be compared with" == lost.conditions["champion"]
+    assert {"reference"} == {v.against for c in lost.candidates for v in c.verdicts}
+
+
+def test_scores_by_length_of_prompt(tmp_path: Path) -> None:
+    """Items of 10 tokens and of 600 are summed up apart; a set of one length has no such rows."""
+    config, inputs, probe = campaign(tmp_path)
+    for letter, lost in (("a", 0), ("b", 3)):
+        rows = [r | {"tokens_in": 600 if n < 100 else 10} for n, r in enumerate(intent(lost, 0))]
+        table(tmp_path / "scores" / (f"{letter}0" * 8) / "items.parquet", rows)
+    out = tmp_path / "out"
+    out.mkdir()
+    stage.run(
+        config, out, scores=inputs["scores"], latency=probe, engines=inputs["engines"], variants=inputs["variants"]
+    )
+    found = Decision.model_validate_json((out / "decision.json").read_bytes()).candidates[1].lengths
+    assert [("intent", 0, 128, 400, 0.0), ("intent", 512, 2048, 100, 0.03)] == [
+        (b.eval_set, b.least, b.below, b.items, pytest.approx(b.loss)) for b in found
+    ]
+
+
 @pytest.mark.parametrize("kind", ["variant", "engine"])
 def test_a_simulated_artifact_is_never_promoted(tmp_path: Path, kind: str) -> None:
     """The winner's manifest says that a stand-in for a container made it: the same campaign holds, and says why."""
