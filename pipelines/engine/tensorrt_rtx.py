@@ -6,21 +6,26 @@ scored, probed or promoted.
 
 from __future__ import annotations
 
+import ctypes
 import json
-from collections.abc import Sequence
+import os
+import subprocess
+import sys
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 from pydantic import Field, PositiveInt, model_validator
 
 from pipelines.config import Strict
+from pipelines.engine import rtx_compile
 from pipelines.engine.capabilities import Capabilities
 from pipelines.engine.card import EngineCard, end_tokens
-from pipelines.engine.plain_graph import MODEL, PlainGraphConfig
+from pipelines.engine.plain_graph import PlainGraphConfig
 from pipelines.engine.rtx_preflight import preflight
-from pipelines.errors import EndpointError, Problem, StageFailed
+from pipelines.errors import EndpointError, Problem, StageFailed, TransientFailure
 from pipelines.flow.progress import report
 from pipelines.flow.store import Fact, facts
+from pipelines.flow.toolchain import version_of
 from pipelines.quantize.carry import carry_over
 from pipelines.quantize.scheme import Scheme
 
@@ -29,7 +34,7 @@ __all__ = ["TensorrtRtxConfig", "build", "capabilities", "misplaced", "preflight
 ENGINE = "tensorrt-rtx.engine"
 UNSERVED = "TensorRT-RTX has no server of its own and no engine of it has run here: built, not judged"
 Capability = Literal[75, 80, 86, 89, 120, 121]
-Shapes = tuple[list[int], list[int], list[int]]
+ADDR_NO_RANDOMIZE = 0x0040000  # of personality(2)
 
 
 class TensorrtRtxConfig(Strict):
@@ -83,25 +88,23 @@ def capabilities(engine: Path) -> Capabilities:
 
 
 def build(config: TensorrtRtxConfig, out: Path, *, variant: Path, reference: Path, graph: Path) -> dict[str, Fact]:
-    """Compile the graph. Runs in the library's toolchain; two builds of the same graph are equal byte for byte.
+    """Compile the graph. Runs in the library's toolchain; two builds of the same graph on one machine are equal
+    byte for byte where the fact `reproducible` says so.
 
     Raises:
         StageFailed: the library does not take the graph, or cannot compile it for these GPUs, with its own words.
     """
-    import tensorrt_rtx
-
     del reference  # the graph was held to it
     known = facts(graph)
     report(0, 1, "engine")
-    compiled = _compile(config, graph / MODEL)
-    (out / ENGINE).write_bytes(compiled)
+    reproducible = _compile(config, graph, out / ENGINE)
     carry_over(variant, out)
     card = _describe(config, out, variant, str(known["native_note"] or ""))
     report(1, 1, "engine")
     return {
         "target": config.target,
         "library": "tensorrt-rtx",
-        "library_version": tensorrt_rtx.__version__,
+        "library_version": version_of("tensorrt-rtx-cu13"),
         "compute_capabilities": ",".join(map(str, config.compute_capabilities)),
         "native": card.native,
         "native_note": card.native_note,
@@ -109,7 +112,8 @@ def build(config: TensorrtRtxConfig, out: Path, *, variant: Path, reference: Pat
         "smoke_answers": 0,
         "precision": known["precision"],
         "weights_equal": known["weights_equal"],
-        "engine_bytes": compiled.nbytes,
+        "reproducible": reproducible,
+        "engine_bytes": (out / ENGINE).stat().st_size,
         "size_bytes": sum(p.stat().st_size for p in out.iterdir() if p.is_file()),
     }
 
@@ -131,72 +135,52 @@ def _describe(config: TensorrtRtxConfig, out: Path, variant: Path, native_note: 
     return card
 
 
-def _compile(config: TensorrtRtxConfig, model: Path) -> Any:
-    """The engine as the library holds it, a buffer of `nbytes`."""
-    import tensorrt_rtx as trt
+def _compile(config: TensorrtRtxConfig, graph: Path, engine: Path) -> bool:
+    """Write the engine; say whether the same graph would give the same bytes.
 
-    logger = _logger()
-    builder = trt.Builder(logger)
-    network = builder.create_network()
-    parser = trt.OnnxParser(network, logger)
-    if not parser.parse_from_file(str(model)):
-        said = "; ".join(str(parser.get_error(i)) for i in range(parser.num_errors))
-        raise StageFailed(f"{model}: TensorRT-RTX does not take this graph: {said or logger.said()}")
-    options = builder.create_builder_config()
-    options.num_compute_capabilities = len(config.compute_capabilities)
-    for index, sm in enumerate(config.compute_capabilities):
-        options.set_compute_capability(getattr(trt.ComputeCapability, f"SM{sm}"), index)
-    if config.optimization_level is not None:
-        options.builder_optimization_level = config.optimization_level
-    profile = builder.create_optimization_profile()
-    for index in range(network.num_inputs):
-        given = network.get_input(index)
-        profile.set_shape(given.name, *shapes(config, given.name, list(given.shape)))
-    options.add_optimization_profile(profile)
-    compiled = builder.build_serialized_network(network, options)
-    if compiled is None:
-        sms = ", ".join(f"SM {sm}" for sm in config.compute_capabilities)
-        raise StageFailed(f"TensorRT-RTX cannot compile {model} for {sms}: {logger.said()}")
-    return compiled
-
-
-def shapes(config: TensorrtRtxConfig, name: str, shape: Sequence[int]) -> Shapes:
-    """The least, usual and largest shape of an input: decoding one token after half a sequence is the usual case.
-
-    Free dimensions are -1: batch first, then tokens, or of a cache the tokens before.
+    Raises:
+        StageFailed: the library refused, with its words.
+        TransientFailure: the compiler was ended, for want of memory say.
     """
-    tokens = {"least": 1, "usual": 1, "most": config.max_prompt}
-    before = {"least": 0, "usual": config.max_length // 2, "most": config.max_length - 1}
-    batch = {"least": 1, "usual": 1, "most": config.max_batch_size}
+    asked = {
+        "capabilities": config.compute_capabilities,
+        "optimization_level": config.optimization_level,
+        "limits": {"batch": config.max_batch_size, "prompt": config.max_prompt, "length": config.max_length},
+    }
+    argv = [sys.executable, "-I", "-c", Path(rtx_compile.__file__).read_text()]
+    fixed = _addresses_can_be_fixed()
+    with engine.open("wb") as out:
+        done = subprocess.run(
+            argv,
+            input=json.dumps(asked).encode(),
+            stdout=out,
+            stderr=subprocess.PIPE,
+            cwd=graph,
+            env={"PATH": os.defpath},
+            preexec_fn=_fix_addresses if fixed else None,
+            check=False,
+        )
+    said = done.stderr.decode(errors="replace")
+    print(said)
+    if done.returncode == rtx_compile.REFUSED:
+        sms = ", ".join(f"SM {sm}" for sm in config.compute_capabilities)
+        raise StageFailed(f"TensorRT-RTX cannot compile the graph for {sms}: {said.splitlines()[-1]}")
+    if done.returncode < 0:
+        raise TransientFailure(f"the compiler was ended by signal {-done.returncode}; out of memory is the usual cause")
+    if done.returncode:
+        raise StageFailed(f"the compiler ended with exit code {done.returncode}: {said[-500:]}")
+    return fixed
 
-    def at(corner: str) -> list[int]:
-        if name.startswith("past_key_values."):
-            free = [batch[corner], before[corner]]
-        elif name == "attention_mask":
-            free = [batch[corner], tokens[corner] + before[corner]]
-        else:
-            free = [batch[corner], tokens[corner]]
-        return [free.pop(0) if size == -1 else size for size in shape]
 
-    return at("least"), at("usual"), at("most")
+def _addresses_can_be_fixed() -> bool:
+    """Whether a process here may ask for addresses that are not randomized; some containers forbid it."""
+    if not sys.platform.startswith("linux"):
+        return False
+    probe = subprocess.run([sys.executable, "-I", "-c", ""], preexec_fn=_fix_addresses, check=False)
+    return probe.returncode == 0
 
 
-def _logger() -> Any:
-    """A logger that keeps errors for our own message; warnings and less go to the step's log."""
-    import tensorrt_rtx as trt
-
-    class Keeping(trt.ILogger):  # type: ignore[misc]
-        def __init__(self) -> None:
-            trt.ILogger.__init__(self)
-            self.errors: list[str] = []
-
-        def log(self, severity: Any, message: str) -> None:
-            if severity in (trt.ILogger.Severity.ERROR, trt.ILogger.Severity.INTERNAL_ERROR):
-                self.errors.append(message)
-            if severity != trt.ILogger.Severity.VERBOSE:
-                print(message)
-
-        def said(self) -> str:
-            return "; ".join(self.errors) or "it did not say why"
-
-    return Keeping()
+def _fix_addresses() -> None:
+    """What the child does before it becomes the compiler."""
+    if ctypes.CDLL(None, use_errno=True).personality(ADDR_NO_RANDOMIZE) == -1:
+        os._exit(1)

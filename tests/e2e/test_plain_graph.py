@@ -1,81 +1,36 @@
-"""Plain ONNX graphs of tiny models: what transformers computes, in standard operators, with and without cache.
-
-Checkpoints are written here by hand, in the layouts of the libraries, so that each way of carrying a layer is met.
-"""
+"""Plain ONNX graphs of tiny models: what transformers computes, in standard operators, with and without cache."""
 
 from __future__ import annotations
 
-import json
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-import torch
-from safetensors.torch import save_file
 
 from pipelines.engine.plain_graph import MODEL, PlainGraphConfig, run
 from pipelines.engine.plain_nodes import ARCHITECTURES
 from pipelines.errors import StageFailed
 from pipelines.flow.store import Fact
+from tests import tiny_models
+from tests.tiny_models import AWQ, FP8, GPTQ_SCATTERED, WIDE
 
 pytestmark = [pytest.mark.e2e, pytest.mark.filterwarnings("default")]  # the libraries' own
 
-WIDE, GROUP = 128, 32
-SHAPE = {
-    "hidden_size": WIDE, "intermediate_size": 2 * WIDE, "num_hidden_layers": 2, "num_attention_heads": 4,
-    "num_key_value_heads": 2, "head_dim": 32, "vocab_size": 96, "max_position_embeddings": 128, "eos_token_id": 2,
-}  # fmt: skip
-Tensors = dict[str, torch.Tensor]
+Graph = Callable[..., tuple[Path, dict[str, Fact]]]
 
 
 @pytest.fixture
 def tiny(tmp_path: Path) -> Callable[..., Path]:
-    """Write a random model; `change` turns each linear weight of a layer into the tensors that are stored for it."""
-
-    def make(
-        architecture: str = "LlamaForCausalLM",
-        change: Callable[[str, torch.Tensor], Tensors] | None = None,
-        declared: Mapping[str, Any] | None = None,
-        **shape: Any,
-    ) -> Path:
-        import transformers
-
-        kind = architecture.removesuffix("ForCausalLM")
-        config = getattr(transformers, f"{kind}Config")(**(SHAPE | shape))
-        torch.manual_seed(1)
-        model = getattr(transformers, architecture)(config).to(torch.bfloat16)
-        for name, parameter in model.named_parameters():
-            if parameter.ndim == 1 and name.endswith("bias"):
-                torch.nn.init.normal_(parameter, std=0.2)
-        out = tmp_path / f"{architecture}-{len(list(tmp_path.iterdir()))}"
-        model.save_pretrained(out)
-        if change is not None:
-            save_file(dict(_changed(model, change)), out / "model.safetensors", metadata={"format": "pt"})
-            about = json.loads((out / "config.json").read_text())
-            (out / "config.json").write_text(json.dumps(about | {"quantization_config": dict(declared or {})}))
-        return out
-
-    return make
-
-
-def _changed(
-    model: torch.nn.Module, change: Callable[[str, torch.Tensor], Tensors]
-) -> Iterator[tuple[str, torch.Tensor]]:
-    for name, tensor in model.state_dict().items():
-        linear = ".layers." in name and tensor.ndim == 2
-        if linear:
-            module = name.removesuffix(".weight")
-            yield from (
-                (f"{module}.{part}", value.contiguous()) for part, value in change(module, tensor.float()).items()
-            )
-        elif name != "lm_head.weight" or not torch.equal(tensor, model.state_dict()["model.embed_tokens.weight"]):
-            yield name, tensor.contiguous()
+    """Write a random model."""
+    return lambda *given, **shape: tiny_models.write(
+        tmp_path / f"model-{len(list(tmp_path.iterdir()))}", *given, **shape
+    )
 
 
 @pytest.fixture
-def graph(tmp_path: Path) -> Callable[..., tuple[Path, dict[str, Fact]]]:
+def graph(tmp_path: Path) -> Graph:
     """Make the graph of a variant, held to it on 40 random tokens."""
     reference = tmp_path / "reference"
     reference.mkdir()
@@ -92,7 +47,7 @@ def graph(tmp_path: Path) -> Callable[..., tuple[Path, dict[str, Fact]]]:
 
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
 def test_every_architecture_computes_what_transformers_does(
-    architecture: str, tiny: Callable[..., Path], graph: Callable[..., tuple[Path, dict[str, Fact]]]
+    architecture: str, tiny: Callable[..., Path], graph: Graph
 ) -> None:
     """Logits within 1e-4 in one call and in three, from operators of ONNX alone."""
     import onnx
@@ -105,9 +60,7 @@ def test_every_architecture_computes_what_transformers_does(
     assert 2 == sum(node.op_type == "Attention" for node in nodes)
 
 
-def test_a_table_that_is_input_and_head_is_stored_once(
-    tiny: Callable[..., Path], graph: Callable[..., tuple[Path, dict[str, Fact]]]
-) -> None:
+def test_a_table_that_is_input_and_head_is_stored_once(tiny: Callable[..., Path], graph: Graph) -> None:
     """A tied head is the same constant, turned when it is used."""
     _, facts = graph(tiny(tie_word_embeddings=True, vocab_size=4096))
     _, apart = graph(tiny(tie_word_embeddings=False, vocab_size=4096))
@@ -116,26 +69,9 @@ def test_a_table_that_is_input_and_head_is_stored_once(
     assert saved == pytest.approx(4096 * WIDE * 2, rel=0.02)
 
 
-def _gptq(module: str, weight: torch.Tensor) -> Tensors:
-    """GPTQ version 2 with columns in the order of another quantizer: groups lie scattered."""
-    out, width = weight.shape
-    generator = torch.Generator().manual_seed(len(module))
-    index = (torch.randperm(width, generator=generator) % (width // GROUP)).to(torch.int32)
-    scales = torch.stack([weight[:, index == g].abs().amax(1) / 7 for g in range(width // GROUP)]).half()
-    codes = torch.clamp(torch.round(weight.T / scales[index.long()].float()) + 8, 0, 15).to(torch.int64)
-    packed = sum(codes[i::8] << (4 * i) for i in range(8))
-    zeros = torch.full((width // GROUP, out // 8), 0x88888888 - (1 << 32), dtype=torch.int64)
-    words = [(t & 0xFFFFFFFF).where(t < 1 << 31, t - (1 << 32)).to(torch.int32) for t in (packed, zeros)]
-    return {"qweight": words[0], "qzeros": words[1], "scales": scales, "g_idx": index}
-
-
-def test_columns_out_of_order_are_gathered(
-    tiny: Callable[..., Path], graph: Callable[..., tuple[Path, dict[str, Fact]]]
-) -> None:
+def test_columns_out_of_order_are_gathered(tiny: Callable[..., Path], graph: Graph) -> None:
     """GPTQ with activation order: float16 scales in a bfloat16 graph are kept as they are, and cast afterwards."""
-    declared = {"quant_method": "gptq", "bits": 4, "group_size": GROUP, "desc_act": True, "sym": True,
-                "checkpoint_format": "gptq_v2"}  # fmt: skip
-    out, facts = graph(tiny(change=_gptq, declared=declared), dtype="bfloat16")
+    out, facts = graph(tiny(layout=GPTQ_SCATTERED), dtype="bfloat16")
     assert (14, "int4 x bfloat16", True) == (facts["quantized_modules"], facts["precision"], facts["weights_equal"])
     assert float(facts["max_abs_dlogit"] or 1) < 1e-4
     assert {"INT4": 14, "FLOAT16": 14} == constants_of(out, "codes", "scales")
@@ -150,47 +86,23 @@ def constants_of(out: Path, *parts: str) -> dict[str, int]:
     return {kind: kinds.count(kind) for kind in kinds}
 
 
-def _awq(module: str, weight: torch.Tensor) -> Tensors:
-    """ModelOpt's INT4 with a factor that each layer multiplies its inputs by."""
-    out, width = weight.shape
-    factor = torch.exp2(torch.randint(-1, 2, (width,), generator=torch.Generator().manual_seed(len(module))).float())
-    scaled = weight / factor
-    scales = scaled.reshape(out, -1, GROUP).abs().amax(2) / 7
-    codes = torch.clamp(torch.round(scaled.reshape(out, -1, GROUP) / scales[..., None]), -8, 7).reshape(out, width)
-    low, high = (codes[i::2].to(torch.int32) & 15 for i in (0, 1))
-    return {"weight": (low | high << 4).to(torch.uint8), "weight_scale": scales, "pre_quant_scale": factor}
-
-
-def test_a_factor_of_the_inputs_is_multiplied_first(
-    tiny: Callable[..., Path], graph: Callable[..., tuple[Path, dict[str, Fact]]]
-) -> None:
+def test_a_factor_of_the_inputs_is_multiplied_first(tiny: Callable[..., Path], graph: Graph) -> None:
     """AWQ as ModelOpt stores it: codes of the scaled weight, and the factor in front of the product."""
-    declared = {"quant_method": "modelopt", "quant_algo": "W4A16_AWQ", "group_size": GROUP}
-    _, facts = graph(tiny(change=_awq, declared=declared))
+    _, facts = graph(tiny(layout=AWQ))
     assert (14, True) == (facts["quantized_modules"], facts["weights_equal"])
     assert float(facts["max_abs_dlogit"] or 1) < 1e-4
 
 
-def _fp8(module: str, weight: torch.Tensor) -> Tensors:
-    """ModelOpt's FP8 with the scale of inputs that calibration found."""
-    scale = weight.abs().amax() / 448
-    held = (weight / scale).to(torch.float8_e4m3fn)
-    return {"weight": held, "weight_scale": scale, "input_scale": torch.tensor(0.01 + len(module) * 1e-4)}
-
-
-def test_inputs_are_rounded_where_the_checkpoint_says_so(
-    tiny: Callable[..., Path], graph: Callable[..., tuple[Path, dict[str, Fact]]]
-) -> None:
+def test_inputs_are_rounded_where_the_checkpoint_says_so(tiny: Callable[..., Path], graph: Graph) -> None:
     """FP8 with fixed scales: QuantizeLinear before each product; it predicts what the checkpoint rounded does."""
-    declared = {"quant_method": "modelopt", "quant_algo": "FP8"}
-    out, facts = graph(tiny(change=_fp8, declared=declared))
+    out, facts = graph(tiny(layout=FP8))
     assert (14, "float8 x float8", "") == (facts["rounded_modules"], facts["precision"], facts["native_note"])
     assert float(facts["kl_mean"] or 1) < 1e-3
     assert {"FLOAT8E4M3FN": 28} == constants_of(out, "codes", "input_zero")
 
 
 def test_a_changed_code_fails_the_graph(
-    tiny: Callable[..., Path], graph: Callable[..., tuple[Path, dict[str, Fact]]], monkeypatch: pytest.MonkeyPatch
+    tiny: Callable[..., Path], graph: Graph, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """What is written is read back and compared with the variant, bit by bit."""
     from pipelines.engine import plain_codes
@@ -203,6 +115,5 @@ def test_a_changed_code_fails_the_graph(
         return held
 
     monkeypatch.setattr(plain_codes, "_integers", wrong)
-    declared = {"quant_method": "modelopt", "quant_algo": "W4A16_AWQ", "group_size": GROUP}
     with pytest.raises(StageFailed, match="14 tensors differ from the variant's"):
-        graph(tiny(change=_awq, declared=declared))
+        graph(tiny(layout=AWQ))

@@ -12,8 +12,9 @@ from pydantic import ValidationError
 
 from pipelines.engine.pairing import Pairing
 from pipelines.engine.plain_codes import carried, exact
+from pipelines.engine.rtx_compile import shapes
 from pipelines.engine.table import TARGETS
-from pipelines.engine.tensorrt_rtx import TensorrtRtxConfig, shapes
+from pipelines.engine.tensorrt_rtx import TensorrtRtxConfig
 from pipelines.errors import EndpointError, StageFailed
 from pipelines.quantize.codes import Codes, Scaled, dequantize
 
@@ -102,10 +103,10 @@ def test_nonsense_is_refused(given: dict[str, Any], message: str) -> None:
 
 def test_shapes_of_one_call_agree_with_each_other() -> None:
     """In every corner the mask is as long as cache and tokens together; an empty cache is the first call."""
-    config = TensorrtRtxConfig(max_batch_size=4, max_prompt=128, max_length=512)
-    tokens = shapes(config, "input_ids", [-1, -1])
-    mask = shapes(config, "attention_mask", [-1, -1])
-    cache = shapes(config, "past_key_values.3.key", [-1, 3, -1, 64])
+    limits = {"batch": 4, "prompt": 128, "length": 512}
+    tokens = shapes(limits, "input_ids", [-1, -1])
+    mask = shapes(limits, "attention_mask", [-1, -1])
+    cache = shapes(limits, "past_key_values.3.key", [-1, 3, -1, 64])
     assert ([1, 1], [1, 1], [4, 128]) == tokens
     assert ([1, 3, 0, 64], [1, 3, 256, 64], [4, 3, 511, 64]) == cache
     assert [t[1] + c[2] for t, c in zip(tokens, cache, strict=True)] == [m[1] for m in mask]
