@@ -177,6 +177,7 @@ def test_key_value_heads_are_doubled_by_one_backend_only() -> None:
         ({"plugins": Plugins(pp_reduce_scatter="enable")}, {}, "is not for LlamaForCausalLM"),
         ({"plugins": Plugins(norm_quant_fusion="enable")}, FP8, "norm_quant_fusion='enable': the builder would"),
         ({"fast_build": True}, GPTQ, "does not work with the weights of W4A16_GPTQ"),
+        ({"dtype": "float16"}, FP8, "nothing is converted: the variant's own TensorRT-LLM checkpoint has a dtype"),
         ({"max_input_len": 9000}, {}, "is more than max_seq_len 8192, so the builder would cut it"),
         ({"max_seq_len": 200_000}, {}, "the model knows 131072 positions"),
     ],

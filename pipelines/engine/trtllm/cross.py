@@ -17,6 +17,9 @@ FP8_SWIGLU = ("gemm_swiglu_plugin", "low_latency_gemm_swiglu_plugin")
 
 def options(config: TrtllmEngineConfig, case: Case) -> Iterator[Problem]:
     """Everything that is wrong with a set of build options, whatever the checkpoint, then with this one."""
+    if config.dtype != "auto" and case.method not in (None, *rules.CONVERTED):
+        message = "nothing is converted: the variant's own TensorRT-LLM checkpoint has a dtype"
+        yield Problem("engine.dtype", config.dtype, message, "auto")
     yield from _logits(config)
     yield from _cache(config)
     yield from _profiles(config)
