@@ -87,17 +87,19 @@ def reference(tmp_path_factory: pytest.TempPathFactory, ids: NDArray[np.int32]) 
     """Make a reference artifact of a variant on those windows."""
 
     def make(variant: Path, base: Path) -> Path:
-        out = tmp_path_factory.mktemp("reference")
-        logprobs = np.stack(
-            [next_token_logprobs(s, row) for s, row in zip(logits(load(variant), ids), ids, strict=True)]
-        )
-        of_base = np.stack([next_token_logprobs(s, row) for s, row in zip(logits(load(base), ids), ids, strict=True)])
-        np.savez(out / "tokens.npz", ids=ids, logprobs=logprobs)
-        found: dict[str, Fact] = {"perplexity": perplexity(logprobs), "base_perplexity": perplexity(of_base)}
-        (out / "manifest.json").write_text(_manifest(found).model_dump_json())
-        return out
+        return reference_of(tmp_path_factory.mktemp("reference"), variant, base, ids)
 
     return make
+
+
+def reference_of(out: Path, variant: Path, base: Path, ids: NDArray[np.int32]) -> Path:
+    """Write a reference artifact of a variant on some windows."""
+    logprobs = np.stack([next_token_logprobs(s, row) for s, row in zip(logits(load(variant), ids), ids, strict=True)])
+    of_base = np.stack([next_token_logprobs(s, row) for s, row in zip(logits(load(base), ids), ids, strict=True)])
+    np.savez(out / "tokens.npz", ids=ids, logprobs=logprobs)
+    found: dict[str, Fact] = {"perplexity": perplexity(logprobs), "base_perplexity": perplexity(of_base)}
+    (out / "manifest.json").write_text(_manifest(found).model_dump_json())
+    return out
 
 
 def _manifest(found: dict[str, Fact]) -> Manifest:

@@ -27,6 +27,7 @@ from pipelines.intake import calibration
 from pipelines.intake.calibration import CalibrationConfig, pinned
 from pipelines.quantize import llmcompressor_cpu
 from pipelines.quantize.codes import Codes
+from pipelines.quantize.coverage import read
 from pipelines.quantize.packing import open_quantized
 from pipelines.quantize.reload import load, load_dense, logits, perplexity, token_logprobs
 from pipelines.quantize.table import QUANTIZERS
@@ -166,6 +167,73 @@ def test_static_fp8_is_calibrated(run: Quantize, undone: NDArray[np.float32], wo
         scales = [name for name in f.keys() if name.endswith("input_scale")]  # noqa: SIM118
     assert 7 * LAYERS == len(scales)
     assert divergence(undone, logits(load(variant), words)) < 0.1
+
+
+LIGHT = [
+    ("llmcompressor_fp4", "W4A16_NVFP4", "nvfp4-pack-quantized", 0.2),
+    ("llmcompressor_fp4", "W4A4_NVFP4", "nvfp4-pack-quantized", 0.3),
+    ("llmcompressor_fp4", "W4A4_MXFP4", "mxfp4-pack-quantized", 0.6),
+    ("llmcompressor_smoothquant", "W8A8_INT8_DYNAMIC", "int-quantized", 0.05),
+    ("llmcompressor_gptq", "W8A16", "pack-quantized", 0.01),
+]
+
+
+@pytest.mark.parametrize(("quantizer", "scheme", "form", "bound"), LIGHT, ids=lambda v: v if isinstance(v, str) else "")
+def test_other_formats_reload(
+    run: Quantize,
+    undone: NDArray[np.float32],
+    words: NDArray[np.int64],
+    quantizer: str,
+    scheme: str,
+    form: str,
+    bound: float,
+) -> None:
+    """Each format is what config.json and the tensors say, layer by layer, and the model is still the model."""
+    variant, facts = run(quantizer, scheme=scheme)
+    assert (f"{scheme} x {7 * LAYERS}", form) == (facts["layer_schemes"], facts["format"])
+    assert divergence(undone, logits(load(variant), words)) < bound
+
+
+def test_blocks_of_float8_reload_where_they_fit(short: Path, shown: Path, tmp_path: Path) -> None:
+    """A random model whose sides are multiples of 128: a scale per block, read as the library reads it."""
+    import torch
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    base, out = tmp_path / "base", tmp_path / "out"
+    out.mkdir()
+    torch.manual_seed(0)
+    shape = {"hidden_size": 256, "intermediate_size": 384, "num_hidden_layers": 2, "vocab_size": 49152}
+    heads = {"num_attention_heads": 2, "num_key_value_heads": 1, "tie_word_embeddings": True}
+    LlamaForCausalLM(LlamaConfig(**shape, **heads, dtype="bfloat16")).to(torch.bfloat16).save_pretrained(base)
+    for name in ("tokenizer.json", "tokenizer_config.json"):
+        shutil.copyfile(short / name, base / name)
+    facts = quantize(out, base, shown, "llmcompressor_fp8", scheme="W8A8_FP8_DYNAMIC_BLOCK128")
+    assert ("W8A8_FP8_DYNAMIC_BLOCK128 x 14", "float-quantized") == (facts["layer_schemes"], facts["format"])
+    ids = np.arange(300, 364)[None]
+    assert divergence(logits(load_dense(out), ids), logits(load(out), ids)) < 0.01
+
+
+def test_errors_are_told_layer_by_layer(run: Quantize) -> None:
+    """GPTQ's loss and AWQ's error of the block reach the table of layers; rounding has none to tell."""
+    variant, _ = run("llmcompressor_gptq", scheme="W4A16_G64")
+    rows = [row for row in read(variant) if row.scheme != "kept"]
+    assert 7 * LAYERS == sum(row.error is not None and row.error > 0 for row in rows)
+
+
+def test_an_engine_says_what_of_a_format_it_does_not_compute(run: Quantize, short: Path, tmp_path_factory: Any) -> None:
+    """4-bit floats and an FP8 cache in ONNX Runtime: exact weights in float32, marked as emulated with each reason."""
+    from pipelines.engine.ort_genai import OrtGenaiConfig, build
+    from tests.e2e.test_ort_genai import reference_of
+
+    variant, facts = run("llmcompressor_fp4", scheme="W4A4_NVFP4_KVFP8")
+    assert f"FP8, {2 * LAYERS} scales" == facts["kv_cache"]
+    ids = np.arange(300, 428, dtype=np.int32).reshape(2, 64)
+    reference, out = (tmp_path_factory.mktemp(name) for name in ("reference", "engine"))
+    reference_of(reference, variant, short, ids)
+    built = build(OrtGenaiConfig(), out, variant=variant, reference=reference)
+    assert (False, True) == (built["native"], built["weights_equal"])
+    for reason in ("stored and multiplied as float32", "activations are not quantized", "cached in float32"):
+        assert reason in str(built["native_note"])
 
 
 def test_int8_activations_reload(run: Quantize, undone: NDArray[np.float32], words: NDArray[np.int64]) -> None:
