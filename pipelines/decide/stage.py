@@ -301,6 +301,7 @@ def _conditions(evidence: Evidence) -> dict[str, str]:
     found: dict[str, str] = {}
     if evidence.scores:
         found["scores measured"] = _span(m.started for m in evidence.scores.values())
+        found["data"] = _data(evidence)
     if evidence.latency is not None:
         facts = evidence.latency.facts
         found["latency measured"] = evidence.latency.started
@@ -312,6 +313,14 @@ def _conditions(evidence: Evidence) -> dict[str, str]:
     if versions:
         found["toolchains"] = ", ".join(sorted(versions))
     return found
+
+
+def _data(evidence: Evidence) -> str:
+    """The eval sets as they were put to engines, each with its number of items."""
+    rows = [item for sets in evidence.items.values() for items in sets.values() for item in items]
+    templates = sorted({item.template_id for item in rows})
+    counts = {t: len({item.item_id for item in rows if item.template_id == t}) for t in templates}
+    return ", ".join(f"{template} ({count} items)" for template, count in counts.items())
 
 
 def _span(dates: Iterable[str]) -> str:

@@ -48,6 +48,7 @@ def metrics(candidate: Candidate) -> dict[str, float]:
         "size/engine_mib": _mib(candidate.engine_bytes),
         "speed/ratio": candidate.speed.ratio if candidate.speed else None,
     }
+    found["vetoes"] = float(len(candidate.vetoes))
     for name, score in candidate.scores.items():
         found[metric_name("quality", name, figures.WHOLE, "score")] = score
     for row in candidate.divergences:

@@ -436,12 +436,32 @@ def test_golden_figures_are_those_worked_out_by_hand(tmp_path: Path) -> None:
     assert "0.5 to 2.5" == decision.conditions["load average"]
 
 
-def test_first_lines_say_what_to_do(tmp_path: Path) -> None:
-    """Outcome, reason and what would change it stand before any table."""
+def test_first_ten_lines_say_what_to_do_and_why(tmp_path: Path) -> None:
+    """Outcome, command, reason, closest call and the limit that matters most stand before anything else."""
     _, out = run(tmp_path)
-    top = (out / "decision.md").read_text("utf-8").split("## Candidates")[0]
-    assert top.startswith("# PROMOTE gptq: within the margin on 2 of 2 comparisons, 2.00x as fast as the reference")
-    assert "What would change this" in top
+    top = (out / "decision.md").read_text("utf-8").splitlines()[:10]
+    assert "# PROMOTE gptq: within the margin on 2 of 2 comparisons, 2.00x as fast as the reference" == top[0]
+    told = "\n".join(top)
+    for said in (
+        "**Do**: promote `gptq`: `quantgate promote campaign=golden`",
+        "**Why**: within the margin on 2 of 2",
+        "**Would change it**: gptq: a loss above 0.02 on passages, its closest call",
+        "**Beware**: A pass bounds the loss",
+    ):
+        assert said in told
+
+
+def test_the_document_has_three_parts_and_says_what_it_lacks(tmp_path: Path) -> None:
+    """Conditions, figures, conclusion, in that order; the limits name emulation, the missing champion and the p99."""
+    _, out = run(tmp_path)
+    text = (out / "decision.md").read_text("utf-8")
+    parts = [text.index(f"## {n}") for n in ("1. Conditions", "2. Figures", "3. Conclusion")]
+    assert parts == sorted(parts)
+    limits = text.split("### What this does not show")[1].split("## Evidence")[0]
+    for said in ("fp8 is that of an emulated format", "champion: nobody is champion", "no interval with 120 requests"):
+        assert said in limits
+    for said in ("| gptq | intent | 399 | 1 | 1 | 99 |", "stays first under 100% of weights drawn at random"):
+        assert said in text
 
 
 def test_two_items_swapped_are_invalid(tmp_path: Path) -> None:

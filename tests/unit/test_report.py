@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pipelines.decide.model import Decision
+from pipelines.decide.model import Choice, Decision, Standing
 from pipelines.errors import EvidenceError
 from pipelines.track import charts, figures
 from pipelines.track.axes import Box, log_ticks, place, scale, text_width, ticks
@@ -66,6 +66,28 @@ def test_the_page_says_what_was_decided_and_why() -> None:
         assert said in text
     assert "(E2E - TTFT) / (n - n1)" in text
     assert made.conditions["device"] in text
+
+
+def test_the_page_shows_how_the_winner_was_chosen_and_who_is_compared_with_the_champion() -> None:
+    """Standings with the share of weights under which each comes first; comparisons with the champion are marked."""
+    made = decisions.decision()
+    standing = Standing(
+        label="gptq_w4a16_g64", score=0.42, ratios={"latency": 2.5}, first_share=0.87, cost_per_1000_tokens=None
+    )
+    choice = Choice(
+        role="product",
+        weights={"latency": 0.5},
+        left_out=("memory",),
+        off_front=(),
+        standings=(standing,),
+        currency="EUR",
+    )
+    rival = made.candidates[1].verdicts[0].model_copy(update={"against": "champion"})
+    one = made.candidates[1].model_copy(update={"verdicts": (*made.candidates[1].verdicts, rival)})
+    candidates = (made.candidates[0], one, *made.candidates[2:])
+    text = page(made.model_copy(update={"choice": choice, "candidates": candidates})).text
+    for said in ("Choice for product", "87%", "Not measured on all: memory.", "support_intent · champion"):
+        assert said in text
 
 
 def test_names_from_outside_cannot_become_markup() -> None:
