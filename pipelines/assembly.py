@@ -25,128 +25,29 @@ from pipelines.intake.digests import text_sha256
 from pipelines.quantize.asked import AskedConfig
 from pipelines.quantize.estimate import Estimate, Job, estimate
 from pipelines.quantize.reference import ReferenceConfig
-from pipelines.quantize.table import Quantizer
+from pipelines.stages import (
+    ASKED,
+    CALIBRATION,
+    CHECKPOINT,
+    DECISION,
+    DIVERGENCE,
+    FIRST_GUESS,
+    LATENCY,
+    NOISE,
+    REFERENCE,
+    REPORT,
+    SCORES,
+    TRACK,
+    Assembled,
+    CandidateSteps,
+    Reloaded,
+    quantizer_stage,
+)
 from pipelines.track.report import ReportConfig
 from pipelines.track.runs import TrackingConfig
 
-_TORCH = ("torch", "transformers", "tokenizers")
-_READERS = (*_TORCH, "compressed-tensors", "gptqmodel")
-
-CHECKPOINT = Stage(
-    "checkpoint",
-    "checkpoint",
-    1,
-    "pipelines.intake.imported:run",
-    "pipelines.intake.checkpoint:ImportConfig",
-    (*_TORCH, "gguf"),
-)
-CALIBRATION = Stage(
-    "calibration",
-    "calibration",
-    1,
-    "pipelines.intake.calibration:run",
-    "pipelines.intake.calibration:CalibrationConfig",
-    _TORCH,
-)
-REFERENCE = Stage(
-    "reference", "reference", 2, "pipelines.quantize.reference:run_reference",
-    "pipelines.quantize.reference:ReferenceConfig", _READERS,
-)  # fmt: skip
-ASKED = Stage(
-    "reference", "reference.prompts", 1, "pipelines.quantize.asked:run_asked", "pipelines.quantize.asked:AskedConfig",
-    _READERS,
-)  # fmt: skip
-SCORES = Stage(
-    "scores",
-    "scores",
-    2,
-    "pipelines.evaluate.harness:run",
-    "pipelines.evaluate.harness:ScoresConfig",
-    ("lm-eval", "tokenizers"),
-)
-NOISE = Stage(
-    "noise", "noise", 1, "pipelines.evaluate.noise:run", "pipelines.evaluate.noise:NoiseConfig",
-    ("lm-eval", "tokenizers"),
-)  # fmt: skip
-DIVERGENCE = Stage(
-    "divergence", "divergence", 1, "pipelines.divergence.stage:run", "pipelines.divergence.stage:ReadingConfig"
-)
-LATENCY = Stage(
-    "latency", "latency", 1, "pipelines.probe.stage:run", "pipelines.probe.config:ProbeConfig", ("aiohttp", "uvloop"),
-    device_bound=True,
-)  # fmt: skip
-DECISION = Stage(
-    "decision", "decision", 2, "pipelines.decide.stage:run", "pipelines.decide.stage:DecisionConfig", ("scipy",)
-)
-REPORT = Stage("report", "report", 1, "pipelines.track.report:run", "pipelines.track.report:ReportConfig")
-TRACK = Stage("track", "track", 1, "pipelines.track.runs:run", "pipelines.track.runs:TrackingConfig", ("mlflow",))
-
 SMALL_BASE = 2**30
 Inputs = Mapping[str, Step | tuple[Step, ...]]
-
-# Seconds on a machine that has not run a stage yet; afterwards its own last run is the estimate.
-_FIRST_GUESS = {
-    "checkpoint": 15.0,
-    "calibration": 8.0,
-    "variant": 45.0,
-    "reference": 20.0,
-    "graph": 60.0,
-    "engine": 35.0,
-    "scores": 12.0,
-}
-
-
-@dataclass(frozen=True, slots=True)
-class Reloaded:
-    """A variant and what its checkpoint predicts: held-out text, and eval prompts where any are drawn."""
-
-    quantized: Step
-    checked: Step
-    asked: Step | None
-
-
-@dataclass(frozen=True)
-class CandidateSteps:
-    """A variant in an engine: the steps that make and measure it. `read` is its divergence."""
-
-    label: str
-    variant: Variant
-    engine: Engine
-    quantized: Step
-    checked: Step
-    graph: Step | None
-    built: Step
-    scores: Mapping[str, Step]
-    asked: Step | None = None
-    read: Step | None = None
-
-    @property
-    def steps(self) -> Iterator[Step]:
-        found = (self.quantized, self.checked, self.asked, self.graph, self.built, *self.scores.values(), self.read)
-        yield from (step for step in found if step is not None)
-
-    @property
-    def unjudged(self) -> str:
-        """Why this candidate is built and no more, "" where it is scored and probed."""
-        return self.engine.row.unserved
-
-    def failure(self, failures: Mapping[str, str]) -> str | None:
-        """Why this candidate cannot be judged: its first failed step, or None."""
-        return next((f"{s.label}: {failures[s.key]}" for s in self.steps if s.key in failures), None)
-
-
-@dataclass(frozen=True, slots=True)
-class Assembled:
-    """All steps of a campaign."""
-
-    base: Step
-    candidates: tuple[CandidateSteps, ...]
-    noise: tuple[Step, ...]
-    champion: Mapping[str, Step]
-    latency: Step | None
-    decision: Step
-    report: Step
-    track: Step
 
 
 @dataclass(frozen=True)
@@ -172,7 +73,7 @@ class _Assembly:
         device = describe() if stage.device_bound else None
         if guessed is None:
             guessed = Estimate(0.0, 0)
-            seconds = self.timings.get(stage.name, _FIRST_GUESS.get(stage.kind, 5.0))
+            seconds = self.timings.get(stage.name, FIRST_GUESS.get(stage.kind, 5.0))
         else:
             seconds = guessed.seconds * self.timings.get(stage.pace, 1.0)
         return Step(
@@ -201,7 +102,7 @@ class _Assembly:
         label, placed = f"variant {variant.name}", variant.toolchain
         guessed = self.effort(variant) if variant.scheme.quantized else Estimate(0.5, 0)
         return self.step(
-            _quantizer_stage(row), label, variant.config, inputs, size=size, runs_in=placed, guessed=guessed
+            quantizer_stage(row), label, variant.config, inputs, size=size, runs_in=placed, guessed=guessed
         )
 
     def effort(self, variant: Variant) -> Estimate:
@@ -378,10 +279,6 @@ def _engines_of(campaign: Campaign, variant: Variant) -> Iterator[Engine]:
             yield engine
 
 
-def _quantizer_stage(row: Quantizer) -> Stage:
-    return Stage("variant", f"variant.{row.name}", row.version, row.function, row.config_type, (*_TORCH, *row.packages))
-
-
 def _latency(this: _Assembly, alive: tuple[CandidateSteps, ...]) -> Step | None:
     """One probe of all engines, so that their blocks are interleaved in time."""
     if not alive:
@@ -479,7 +376,15 @@ def _base_facts(campaign: Campaign) -> dict[str, str]:
         "licence": base.config.licence or "not stated",
         "prior quantization": base.config.prior_quantization or "none",
         "note": given.note,
+        "calibration": _calibration_told(campaign),
     }
+
+
+def _calibration_told(campaign: Campaign) -> str:
+    config = campaign.calibration
+    left_out = ", ".join(str(row + 1) for row in config.excluded)
+    shared = f"rows {left_out} left out, which share text with eval items" if left_out else "no text of an eval item"
+    return f"{Path(config.source).name}: {shared}"
 
 
 def _track_config(campaign: Campaign) -> TrackingConfig:

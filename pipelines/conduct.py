@@ -9,7 +9,7 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from typing import Literal
 
-from pipelines.assembly import Assembled, absolute_uri, assemble
+from pipelines.assembly import absolute_uri, assemble
 from pipelines.campaign import Campaign, free_bytes
 from pipelines.decide.model import Decision
 from pipelines.errors import EnvironmentProblem
@@ -19,6 +19,7 @@ from pipelines.flow.plan import Plan, plan
 from pipelines.flow.stage import Step
 from pipelines.flow.store import Store, manifest
 from pipelines.flow.toolchain import carried
+from pipelines.stages import Assembled
 
 Until = Literal["score", "probe", "decide", "run"]
 Watching = Callable[[Plan], AbstractContextManager[Watch]]

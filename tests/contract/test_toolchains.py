@@ -17,7 +17,7 @@ import numpy as np
 import pytest
 from safetensors.numpy import save_file
 
-from pipelines import assembly
+from pipelines import stages
 from pipelines.engine.table import TARGETS
 from pipelines.errors import Problem
 from pipelines.flow import venvs
@@ -40,7 +40,7 @@ IMAGE: dict[str, Any] = {"kind": "container", "image": "vendor/engine:1", "diges
 BASELINE = Stage(
     "variant", "variant.baseline", 1, "pipelines.quantize.baseline:run", "pipelines.quantize.baseline:BaselineConfig"
 )
-STAGES = (assembly.CHECKPOINT, assembly.CALIBRATION, assembly.REFERENCE)
+STAGES = (stages.CHECKPOINT, stages.CALIBRATION, stages.REFERENCE)
 MOVABLE = sorted(
     {n for row in QUANTIZERS.values() for n in (row.function, row.config_type)}
     | {n for row in TARGETS.values() for n in (row.build, row.config_type)}

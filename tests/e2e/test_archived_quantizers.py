@@ -18,7 +18,7 @@ import pytest
 from safetensors import safe_open
 from safetensors.torch import save_file
 
-from pipelines import assembly
+from pipelines import stages
 from pipelines.compose import compose
 from pipelines.config import CONF_DIR
 from pipelines.engine.ort_genai import OrtGenaiConfig
@@ -95,9 +95,9 @@ def run(short: Path, legacy: Toolchain, tmp_path_factory: pytest.TempPathFactory
     store = Store(tmp_path_factory.mktemp("store"))
     store.prepare()
     inspected = inspect(CheckpointConfig(source=str(short)), DigestCache(store.root / "digests.json"))
-    base = step(assembly.CHECKPOINT, inspected.config)
+    base = step(stages.CHECKPOINT, inspected.config)
     texts = CalibrationConfig(source=str(TEXTS / "calibration" / "items.jsonl"), samples=4, max_tokens=64)
-    shown = step(assembly.CALIBRATION, pinned(texts), checkpoint=base)
+    shown = step(stages.CALIBRATION, pinned(texts), checkpoint=base)
     plain = variant("baseline", checkpoint=base)
     known = checked(variant=plain)
 
@@ -132,7 +132,7 @@ def variant(
 def checked(**inputs: Step) -> Step:
     text = TEXTS / "heldout_text" / "items.jsonl"
     config = ReferenceConfig(text_path=str(text), text_sha256=text_sha256(text), windows=2, length=128)
-    return step(assembly.REFERENCE, config, batch="build", **inputs)
+    return step(stages.REFERENCE, config, batch="build", **inputs)
 
 
 ROWS = [

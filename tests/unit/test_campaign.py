@@ -12,13 +12,14 @@ import numpy as np
 import pytest
 from safetensors.numpy import save_file
 
-from pipelines.assembly import Assembled, absolute_uri, assemble
+from pipelines.assembly import absolute_uri, assemble
 from pipelines.campaign import Campaign, open_campaign
 from pipelines.compose import compose
 from pipelines.errors import ConfigError
 from pipelines.flow.plan import in_order
 from pipelines.flow.stage import Step
 from pipelines.release.champion import Champion
+from pipelines.stages import Assembled
 
 Open = Callable[..., Campaign]
 

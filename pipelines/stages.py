@@ -1,0 +1,130 @@
+"""The stages of a campaign, and the steps that a candidate and a whole campaign are made of."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+
+from pipelines.campaign import Engine, Variant
+from pipelines.flow.stage import Stage, Step
+from pipelines.quantize.table import Quantizer
+
+_TORCH = ("torch", "transformers", "tokenizers")
+_READERS = (*_TORCH, "compressed-tensors", "gptqmodel")
+
+CHECKPOINT = Stage(
+    "checkpoint",
+    "checkpoint",
+    1,
+    "pipelines.intake.imported:run",
+    "pipelines.intake.checkpoint:ImportConfig",
+    (*_TORCH, "gguf"),
+)
+CALIBRATION = Stage(
+    "calibration",
+    "calibration",
+    1,
+    "pipelines.intake.calibration:run",
+    "pipelines.intake.calibration:CalibrationConfig",
+    _TORCH,
+)
+REFERENCE = Stage(
+    "reference", "reference", 2, "pipelines.quantize.reference:run_reference",
+    "pipelines.quantize.reference:ReferenceConfig", _READERS,
+)  # fmt: skip
+ASKED = Stage(
+    "reference", "reference.prompts", 1, "pipelines.quantize.asked:run_asked", "pipelines.quantize.asked:AskedConfig",
+    _READERS,
+)  # fmt: skip
+SCORES = Stage(
+    "scores",
+    "scores",
+    2,
+    "pipelines.evaluate.harness:run",
+    "pipelines.evaluate.harness:ScoresConfig",
+    ("lm-eval", "tokenizers"),
+)
+NOISE = Stage(
+    "noise", "noise", 1, "pipelines.evaluate.noise:run", "pipelines.evaluate.noise:NoiseConfig",
+    ("lm-eval", "tokenizers"),
+)  # fmt: skip
+DIVERGENCE = Stage(
+    "divergence", "divergence", 1, "pipelines.divergence.stage:run", "pipelines.divergence.stage:ReadingConfig"
+)
+LATENCY = Stage(
+    "latency", "latency", 1, "pipelines.probe.stage:run", "pipelines.probe.config:ProbeConfig", ("aiohttp", "uvloop"),
+    device_bound=True,
+)  # fmt: skip
+DECISION = Stage(
+    "decision", "decision", 2, "pipelines.decide.stage:run", "pipelines.decide.stage:DecisionConfig", ("scipy",)
+)
+REPORT = Stage("report", "report", 1, "pipelines.track.report:run", "pipelines.track.report:ReportConfig")
+TRACK = Stage("track", "track", 1, "pipelines.track.runs:run", "pipelines.track.runs:TrackingConfig", ("mlflow",))
+
+# Seconds on a machine that has not run a stage yet; afterwards its own last run is the estimate.
+FIRST_GUESS = {
+    "checkpoint": 15.0,
+    "calibration": 8.0,
+    "variant": 45.0,
+    "reference": 20.0,
+    "graph": 60.0,
+    "engine": 35.0,
+    "scores": 12.0,
+}
+
+
+def quantizer_stage(row: Quantizer) -> Stage:
+    return Stage("variant", f"variant.{row.name}", row.version, row.function, row.config_type, (*_TORCH, *row.packages))
+
+
+@dataclass(frozen=True, slots=True)
+class Reloaded:
+    """A variant and what its checkpoint predicts: held-out text, and eval prompts where any are drawn."""
+
+    quantized: Step
+    checked: Step
+    asked: Step | None
+
+
+@dataclass(frozen=True)
+class CandidateSteps:
+    """A variant in an engine: the steps that make and measure it. `read` is its divergence."""
+
+    label: str
+    variant: Variant
+    engine: Engine
+    quantized: Step
+    checked: Step
+    graph: Step | None
+    built: Step
+    scores: Mapping[str, Step]
+    asked: Step | None = None
+    read: Step | None = None
+
+    @property
+    def steps(self) -> Iterator[Step]:
+        found = (self.quantized, self.checked, self.asked, self.graph, self.built, *self.scores.values(), self.read)
+        yield from (step for step in found if step is not None)
+
+    @property
+    def unjudged(self) -> str:
+        """Why this candidate is built and no more, "" where it is scored and probed."""
+        return self.engine.row.unserved
+
+    def failure(self, failures: Mapping[str, str]) -> str | None:
+        """Why this candidate cannot be judged: its first failed step, or None."""
+        return next((f"{s.label}: {failures[s.key]}" for s in self.steps if s.key in failures), None)
+
+
+@dataclass(frozen=True, slots=True)
+class Assembled:
+    """All steps of a campaign."""
+
+    base: Step
+    candidates: tuple[CandidateSteps, ...]
+    noise: tuple[Step, ...]
+    champion: Mapping[str, Step]
+    latency: Step | None
+    decision: Step
+    report: Step
+    track: Step
