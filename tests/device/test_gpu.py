@@ -1,4 +1,4 @@
-"""What only a GPU can show. Run `.venv/bin/python -m pytest tests/device` on a machine with one, and gpu_check.py for speed."""
+"""What only a GPU can show: `.venv/bin/python -m pytest tests/device` on a machine with one; speed: gpu_check.py."""
 
 from __future__ import annotations
 
