@@ -24,7 +24,7 @@ from pipelines.flow.placement import Movable, Placement
 from pipelines.flow.stage import resolve
 from pipelines.flow.store import Store, digest_of
 from pipelines.flow.toolchain import Toolchain, toolchains
-from pipelines.intake.calibration import CalibrationConfig, pinned
+from pipelines.intake.calibration import CalibrationConfig, pinned, without
 from pipelines.intake.checkpoint import CheckpointConfig, Inspected, inspect
 from pipelines.intake.digests import DigestCache, text_sha256
 from pipelines.probe.config import ProbeConfig
@@ -240,17 +240,19 @@ def _base(config: CampaignConfig, cache: DigestCache, problems: list[Problem]) -
 def _calibration(
     config: CampaignConfig, evalsets: list[Evalset], cache: DigestCache, problems: list[Problem]
 ) -> CalibrationConfig | None:
-    """The calibration set with its content fixed, after proving once that no eval set shares text with it."""
+    """The calibration set with its content fixed, after looking once for text that it shares with an eval set."""
     scored = tuple(str(e.items_path) for e in evalsets if e.items_path is not None)
     held_out = (*config.calibration.held_out, *scored, config.held_out.text)
     watched = config.calibration.model_copy(update={"held_out": held_out})
     try:
         alone = pinned(config.calibration.model_copy(update={"held_out": ()}))
-        # A file that is not there stands as its path, so that no proof made without it can stand in for it.
+        # A file that is not there stands as its path, so that nothing found without it can stand in for it.
         texts = [text_sha256(find(path)) if find(path).is_file() else path for path in held_out]
-        proof = digest_of({"shown": alone.digest, "asked": texts, "ngram": alone.ngram, "what": "no shared text"})
-        cache.found_in(proof, lambda: {"proved_on": pinned(watched).digest})  # raises where text is shared
-        return alone.model_copy(update={"held_out": tuple(str(find(path)) for path in held_out)})
+        how = {"ngram": alone.ngram, "similarity": alone.similarity, "leaks": alone.leaks}
+        proof = digest_of({"shown": alone.digest, "asked": texts, "what": "shared text", **how})
+        found = cache.found_in(proof, lambda: {"excluded": list(pinned(watched).excluded)})  # raises where refused
+        given = alone.model_copy(update={"held_out": tuple(str(find(path)) for path in held_out)})
+        return without(given, found["excluded"])
     except ConfigError as error:
         problems += error.problems
     except InputError as error:

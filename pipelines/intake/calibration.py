@@ -8,17 +8,18 @@ from __future__ import annotations
 import hashlib
 import json
 import random
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from pydantic import Field
 
 from pipelines.config import Strict, find
 from pipelines.errors import ConfigError, InputError, Problem, closest
 from pipelines.flow import progress
+from pipelines.flow.store import digest_of
 from pipelines.intake.digests import text_sha256
-from pipelines.intake.leaks import Leak, leaks, texts_of
+from pipelines.intake.heldout import Shared, listed, shared
 from pipelines.intake.lean import without_unused
 from pipelines.intake.shards import read_headers
 
@@ -26,13 +27,12 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
 SAMPLES = "samples.jsonl"
-__all__ = ["CalibrationConfig", "Leak", "leaks", "load", "pinned", "run"]
 
 
 class CalibrationConfig(Strict):
     """What quantizers are shown."""
 
-    unkeyed: ClassVar[frozenset[str]] = frozenset({"source", "held_out"})
+    unkeyed: ClassVar[frozenset[str]] = frozenset({"source", "held_out", "leaks", "similarity", "excluded"})
 
     source: str = Field(description="a JSONL file whose rows have `messages` or `text`, or the name of a hub data set")
     subset: str | None = Field(default=None, description="of a hub data set: its configuration")
@@ -53,7 +53,14 @@ class CalibrationConfig(Strict):
         default=(), description="items.jsonl of the eval sets that must share no text with it"
     )
     ngram: int = Field(default=13, ge=3, description="words in a row that count as shared")
+    leaks: Literal["refuse", "exclude"] = Field(
+        default="refuse", description="rows that share text with a held-out set: an error, or left out and listed"
+    )
+    similarity: float = Field(
+        default=0.8, ge=0.5, le=1, description="share of runs of three words from which on two texts are the same"
+    )
     digest: str = Field(default="", description="filled in when planning: what the source contains")
+    excluded: tuple[int, ...] = Field(default=(), description="filled in when planning: rows left out, from 0")
 
 
 def pinned(config: CalibrationConfig) -> CalibrationConfig:
@@ -80,7 +87,10 @@ def pinned(config: CalibrationConfig) -> CalibrationConfig:
         return config.model_copy(update={"held_out": held_out, "digest": config.source})
     source = find(config.source)
     fixed = config.model_copy(update={"source": str(source), "held_out": held_out, "digest": text_sha256(source)})
-    _refuse_leaks(fixed, _read(fixed))
+    found = leaking(fixed)
+    if config.leaks == "exclude":
+        return without(fixed, (one.row for one in found))
+    _refuse(fixed, found)
     return fixed
 
 
@@ -92,7 +102,9 @@ def run(config: CalibrationConfig, out: Path, *, checkpoint: Path) -> dict[str, 
             shared with an eval set, or token ids that the model has no embedding for.
     """
     rows = _read(config)
-    _refuse_leaks(config, rows)
+    found = shared([_contents(row) for row in rows], config.held_out, config.ngram, config.similarity)
+    _refuse(config, [one for one in found if one.row not in config.excluded])
+    rows = [row for number, row in enumerate(rows) if number not in config.excluded]
     with without_unused():
         from transformers import AutoTokenizer
 
@@ -122,6 +134,7 @@ def run(config: CalibrationConfig, out: Path, *, checkpoint: Path) -> dict[str, 
         "tokens": sum(map(len, samples)),
         "max_tokens": config.max_tokens,
         "seed": config.seed,
+        "excluded_rows": len(config.excluded),
         "source": Path(config.source).name if _is_file(config.source) else config.source,
         "text_sha256": hashed.hexdigest(),
     }
@@ -204,19 +217,27 @@ def _read_hub(config: CalibrationConfig) -> list[Mapping[str, Any]]:
     return rows
 
 
-def _refuse_leaks(config: CalibrationConfig, rows: Sequence[Mapping[str, Any]]) -> None:
-    shown = [text for row in rows for text in _contents(row)]
-    for path in config.held_out:
-        items = [json.loads(line) for line in Path(path).read_text().splitlines() if line.strip()]
-        numbered = [(k, text) for k, item in enumerate(items) for text in texts_of(item)]
-        found = leaks(shown, [text for _, text in numbered], config.ngram)
-        if not found:
-            continue
-        hit = list(dict.fromkeys(numbered[leak.eval_text][0] for leak in found))
-        names = ", ".join(str(items[k].get("id", f"line {k + 1}")) for k in hit[:5])
+def leaking(config: CalibrationConfig) -> list[Shared]:
+    """Every eval item that shares text with the source, with the row of the source that holds it."""
+    return shared([_contents(row) for row in _read(config)], config.held_out, config.ngram, config.similarity)
+
+
+def without(config: CalibrationConfig, rows: Iterable[int]) -> CalibrationConfig:
+    """The same set with rows left out, which is another set: its key follows."""
+    excluded = tuple(sorted(set(rows)))
+    if not excluded:
+        return config
+    digest = digest_of({"text": config.digest, "without": list(excluded)})
+    return config.model_copy(update={"excluded": excluded, "digest": digest})
+
+
+def _refuse(config: CalibrationConfig, found: Sequence[Shared]) -> None:
+    """Raise over leaks that nobody asked to be left out, naming the items."""
+    if found:
+        items = len({(one.set, one.item) for one in found})
         raise InputError(
-            f"calibration.source={config.source!r} shares text with {path}: {len(hit)} items, first {names} "
-            f"(“{found[0].text}”); a quantizer fitted to what it is scored on flatters itself"
+            f"calibration.source={config.source!r} shares text with {items} eval items; a quantizer fitted to what it "
+            "is scored on flatters itself (calibration.leaks=exclude leaves the rows out):\n" + listed(found)
         )
 
 

@@ -25,6 +25,8 @@ from pipelines.flow.inspection import Found, look
 from pipelines.flow.plan import Plan
 from pipelines.flow.store import Store, manifest
 from pipelines.flow.toolchain import CURRENT
+from pipelines.intake.calibration import leaking
+from pipelines.intake.heldout import listed
 
 if TYPE_CHECKING:
     from pipelines.release.registry import Registry, Release
@@ -55,6 +57,7 @@ def plan(args: argparse.Namespace) -> Answer:
     planned = flow_plan.plan(goals(assembled, "run"), store)
     resolved = [r for e in campaign.evalsets for r in _resolutions(campaign, e)]
     _show_plan(planned, resolved, store.root, every=args.all)
+    _show_leaks(campaign)
     needed = [look(t) for t in planned.toolchains]
     _show_toolchains(needed)
     unjudged = {c.label: c.unjudged for c in assembled.candidates if c.unjudged}
@@ -66,6 +69,7 @@ def plan(args: argparse.Namespace) -> Answer:
         "unjudged": unjudged,
         "seconds": planned.seconds,
         "bytes": planned.size_bytes,
+        "excluded_calibration_rows": list(campaign.calibration.excluded),
         "eval_sets": [r.model_dump(mode="json") for r in resolved],
     }
     return Answer(0, document)
@@ -110,6 +114,15 @@ def _show_steps(planned: Plan, *, every: bool) -> None:
         columns = ("steps (--all lists each)", "count", "to run", "time", "memory", "disk")
         rows = [(kind, len(ps), sum(p.state == "run" for p in ps), *_cost(ps)) for kind, ps in kinds.items()]
     terminal.table("Steps", columns, rows)
+
+
+def _show_leaks(campaign: Campaign) -> None:
+    """The calibration rows that are left out, with the eval item that each shares text with."""
+    if campaign.calibration.excluded:
+        found = listed(leaking(campaign.calibration))
+        print(
+            f"warning: {len(campaign.calibration.excluded)} calibration rows are left out (calibration.leaks):\n{found}"
+        )
 
 
 def _show_toolchains(needed: Sequence[Found]) -> None:

@@ -19,8 +19,8 @@ from jinja2 import TemplateError
 from pipelines.config import keyed
 from pipelines.errors import ConfigError, InputError
 from pipelines.intake import calibration
-from pipelines.intake.calibration import CalibrationConfig, leaks, load, pinned
-from pipelines.intake.leaks import Leak, texts_of
+from pipelines.intake.calibration import CalibrationConfig, load, pinned
+from pipelines.intake.leaks import Leak, leaks, near_duplicates, texts_of
 
 PROVERB = "a stitch in time saves nine so mend the coat before winter comes to stay for good"  # 17 words
 
@@ -51,6 +51,7 @@ def sequences(rows: list[dict[str, Any]], tokenizer: WordTokenizer | None = None
 
 
 def write(path: Path, rows: Sequence[object]) -> str:
+    path.parent.mkdir(exist_ok=True)
     path.write_text("".join(json.dumps(row) + "\n" for row in rows))
     return str(path)
 
@@ -198,7 +199,7 @@ def test_leaks_agree_with_looking_for_every_run(shown: list[str], asked: list[st
         return {tuple(words[k : k + 3]) for k in range(len(words) - 2)}
 
     expected = [k for k, text in enumerate(asked) if any(runs(text) & runs(other) for other in shown)]
-    assert expected == [leak.eval_text for leak in leaks(shown, asked, n=3)]
+    assert expected == sorted({leak.eval_text for leak in leaks(shown, asked, n=3)})
 
 
 def test_texts_of_an_item_are_found_at_any_depth() -> None:
@@ -206,11 +207,47 @@ def test_texts_of_an_item_are_found_at_any_depth() -> None:
     assert ["a", "b", "c"] == list(texts_of({"id": 1, "q": "a", "choices": ["b", {"text": "c"}], "score": 0.5}))
 
 
-def test_a_leak_into_an_eval_set_names_the_items(tmp_path: Path) -> None:
-    """A calibration set that holds eval items is refused, with the first items' ids."""
-    held_out = write(
-        tmp_path / "items.jsonl", [{"id": "q1", "question": "unrelated"}, {"id": "q2", "question": PROVERB}]
-    )
-    config = CalibrationConfig(source="x.jsonl", held_out=(held_out,))
-    with pytest.raises(InputError, match="1 items, first q2"):
-        calibration._refuse_leaks(config, [{"messages": [{"role": "user", "content": f"so {PROVERB}"}]}])
+def leaky(tmp_path: Path, **changes: object) -> CalibrationConfig:
+    """Three rows of which the second holds an eval item's words and the third is nearly another's text."""
+    rows = [{"text": "nothing of the kind, only words of its own"}, {"text": f"so {PROVERB}"}, {"text": LETTER}]
+    items = [
+        {"id": "q1", "question": "unrelated"},
+        {"id": "q2", "question": PROVERB},
+        {"id": "q3", "text": LETTER_AGAIN},
+    ]
+    given = {"source": write(tmp_path / "rows.jsonl", rows), "held_out": (write(tmp_path / "mine/items.jsonl", items),)}
+    return CalibrationConfig.model_validate(given | changes)
+
+
+LETTER = (  # 28 words
+    "Dear Ada, the parcel with the blue lamp came on Monday. The shade is dented on one side. "
+    "Could you send a new one? The rest is fine. Yours, Bo"
+)
+LETTER_AGAIN = LETTER.replace("Ada", "Eve").replace("Bo", "Jo")
+
+
+def test_a_leak_into_an_eval_set_names_every_item(tmp_path: Path) -> None:
+    """A calibration set that holds eval items, or nearly, is refused: each item with the row that holds it."""
+    with pytest.raises(InputError) as caught:
+        pinned(leaky(tmp_path))
+    told = str(caught.value)
+    assert "shares text with 2 eval items" in told
+    assert "mine/q2: row 2 of the calibration set, the words" in told
+    assert "mine/q3: row 3 of the calibration set" in told
+
+
+def test_leaks_may_be_left_out_and_change_the_key(tmp_path: Path) -> None:
+    """With exclude the rows go, the content is another one, and which rows went is on record."""
+    kept = pinned(leaky(tmp_path, leaks="exclude"))
+    clean = pinned(leaky(tmp_path, held_out=()))
+    assert ((1, 2), ()) == (kept.excluded, clean.excluded)
+    assert keyed(kept) != keyed(clean)
+    assert keyed(clean) == keyed(pinned(leaky(tmp_path, held_out=(), leaks="exclude", similarity=0.9)))
+
+
+def test_near_duplicates_are_found_by_library_and_counted_exactly() -> None:
+    """Two names changed in a letter of 28 words leave most runs of three alike; a short text is nobody's own."""
+    (found,) = near_duplicates([LETTER, PROVERB], [LETTER_AGAIN, "Dear Ada, thanks."], 0.6)
+    assert (0, 0, True) == (found.eval_text, found.calibration_text, found.near)
+    assert [] == near_duplicates([LETTER], [LETTER_AGAIN], 0.95)
+    assert [0] == [leak.eval_text for leak in near_duplicates([LETTER], [LETTER.upper()], 1.0)]

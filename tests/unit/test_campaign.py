@@ -172,6 +172,20 @@ def test_calibration_text_that_an_eval_set_holds_is_refused(opened: Open, tmp_pa
     assert "passage_qa" in found
 
 
+def test_leaking_calibration_rows_may_be_left_out_and_are_told(opened: Open, tmp_path: Path) -> None:
+    """With leaks=exclude the row goes, and the decision's conditions name it; the second plan knows it from cache."""
+    items = Path(__file__).resolve().parents[2] / "evalsets" / "passage_qa" / "items.jsonl"
+    leak = json.loads(items.read_text().splitlines()[0])["passage"]
+    source = tmp_path / "leaky.jsonl"
+    source.write_text("".join(json.dumps({"text": text}) + "\n" for text in ("nothing of the kind", leak)))
+    given = ("variant=[gptq_w4a16_g64]", "reference=gptq_w4a16_g64", f"calibration.source={source}")
+    campaign = opened(*given, "calibration.leaks=exclude")
+    assert (1,) == campaign.calibration.excluded
+    told = assembled(campaign).decision.config.base["calibration"]
+    assert "leaky.jsonl: rows 2 left out, which share text with eval items" == told
+    assert opened(*given, "calibration.leaks=exclude").calibration == campaign.calibration  # the second time from cache
+
+
 def test_a_held_out_file_that_is_missing_is_told_even_after_a_proof(opened: Open) -> None:
     """The proof that nothing leaks, kept from a run without the file, does not stand in for looking at it."""
     assert opened("variant=[baseline]").variants
