@@ -271,6 +271,8 @@ def variants(root: Path, made: Decision) -> list[Path]:
         where = root / "variant" / one.keys["variant"][:16]
         where.mkdir(parents=True)
         (where / "layers.json").write_text(json.dumps(rows))
+        declared = {} if one.reference else {"quantization_config": {"quant_method": "gptq", "bits": 4}}
+        (where / "config.json").write_text(json.dumps(declared))
         found.append(artifact(where, "variant", one.keys["variant"], facts))
     return found
 

@@ -9,8 +9,10 @@ from pathlib import Path
 from pipelines.flow.store import Fact
 from pipelines.quantize import coverage
 from pipelines.quantize.coverage import Layer
+from pipelines.quantize.shards import quantization_config
 
 FILE = "layers.json"
+DECLARED = "quantization_config.json"
 TABLES = "mlflow.loggedArtifacts"
 """The tag by which MLflow knows which of a run's files are tables."""
 TAG = json.dumps([{"path": FILE, "type": "table"}])
@@ -28,6 +30,12 @@ def table(variant: Path) -> str:
     columns = list(Layer.model_fields)
     rows = [[getattr(layer, name) for name in columns] for layer in coverage.read(variant)]
     return json.dumps({"columns": columns, "data": rows})
+
+
+def declared(variant: Path) -> str:
+    """The checkpoint's own quantization_config, as a runtime reads it; "" where nothing is quantized."""
+    found = quantization_config(variant)
+    return json.dumps(found, indent=1) + "\n" if found else ""
 
 
 def metrics(facts: Mapping[str, Fact]) -> dict[str, float]:

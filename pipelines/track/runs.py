@@ -183,6 +183,8 @@ def _child(
     if variant is not None:
         client.log_text(run_id, layers.table(variant), layers.FILE)
         client.set_tag(run_id, layers.TABLES, layers.TAG)
+        if config := layers.declared(variant):
+            client.log_text(run_id, config, layers.DECLARED)
     client.log_batch(run_id, tags=[RunTag(COMPLETE, "true")], synchronous=True)
     client.set_terminated(run_id, "FAILED" if candidate.status == "failed" else "FINISHED")
     return run_id

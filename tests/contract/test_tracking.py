@@ -140,11 +140,15 @@ def test_a_variants_layers_are_a_table_of_its_run(world: World, tmp_path: Path) 
         runs_of = {run.data.tags["candidate"]: run for run in found(client, "variant")}
         run = runs_of["gptq_w4a16_g64"]
         table = json.loads(Path(client.download_artifacts(run.info.run_id, "layers.json", str(tmp_path))).read_text())
+        config = Path(client.download_artifacts(run.info.run_id, "quantization_config.json", str(tmp_path)))
+        of_base = client.list_artifacts(runs_of["baseline"].info.run_id)
         of_failed = client.list_artifacts(runs_of["gptq_w3a16_g64"].info.run_id)
     assert ["module", "scheme", "reason", "bits", "group_size", "error"] == table["columns"]
     assert ["model.layers.0.mlp.up_proj", "W4A16_G64", "", 4, 64, 0.25] == table["data"][0]
     assert [{"path": "layers.json", "type": "table"}] == json.loads(run.data.tags[MLFLOW_LOGGED_ARTIFACTS])
     assert (1.0, 4.25) == (run.data.metrics["layers/quantized"], run.data.metrics["size/bits_per_linear_weight"])
+    assert {"quant_method": "gptq", "bits": 4} == json.loads(config.read_text())
+    assert "quantization_config.json" not in [file.path for file in of_base]
     assert "layers.json" not in [file.path for file in of_failed]
 
 
