@@ -41,9 +41,9 @@ STEPS = 4
 class PlainGraphConfig(Strict):
     """What the graph computes in, and how close it must stay to the checkpoint."""
 
-    dtype: Literal["bfloat16", "float16", "float32"] = Field(
+    dtype: Literal["bfloat16", "float16"] = Field(
         default="bfloat16",
-        description="of what is not quantized; float16 holds no number above 65504, so check a model that overflows",
+        description="of what is not quantized; float16 holds no number above 65504, which some models need",
     )
     max_abs_dlogit: float = Field(
         default=1e-3, gt=0, description="from the checkpoint's logits, where inputs of layers are not rounded"

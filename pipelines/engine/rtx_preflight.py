@@ -16,8 +16,8 @@ from pipelines.quantize import scheme as schemes
 if TYPE_CHECKING:
     from pipelines.engine.tensorrt_rtx import TensorrtRtxConfig
 
-FIRST = {"int4": 80, "float8": 89, "bfloat16": 80, "float32": 80, "float16": 75, "int8": 75}
-"""The first compute capability that has a format."""
+FIRST = {"int4": 80, "float8": 89, "bfloat16": 80, "float16": 75, "int8": 75}
+"""The first compute capability that has a format. Attention in float32 is compiled for none."""
 READ_METHODS = ("", "compressed-tensors", "gptq", "awq", "modelopt")
 
 
