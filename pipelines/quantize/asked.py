@@ -36,12 +36,11 @@ def run_asked(config: AskedConfig, out: Path, *, variant: Path, base: Path | Non
         StageFailed: the checkpoint does not load cleanly, or tokenizes the prompts differently from the base.
     """
     from pipelines.quantize import predictions
-    from pipelines.quantize.reload import load
 
     windows = list(_windows(config, variant))
     if base is not None and tuple(windows) != reading.read(base).windows:
         raise StageFailed(f"{variant}: its tokenizer gives other ids for the eval prompts than the base's; copy it")
-    loaded = load(variant)
+    loaded = predictions.borrow(variant)
     scored = predictions.keep(loaded, windows, out) if base is None else predictions.against(loaded, windows, base)
     reading.write(out, scored.reading)
     rows = predictions.rows(scored, loaded.implementation)

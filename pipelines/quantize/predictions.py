@@ -24,6 +24,25 @@ if TYPE_CHECKING:
     from pipelines.quantize.reload import LoadedModel
 
 LOGITS = "logits.npy"
+SMALL = 2**30
+
+_left: dict[Path, LoadedModel] = {}
+"""At most one model, small, left by the step that loaded it for the step after it in the same process."""
+
+
+def borrow(checkpoint: Path) -> LoadedModel:
+    """Load a checkpoint, or take the one that the step before left; either way nothing is left any more."""
+    from pipelines.quantize.reload import load
+
+    found = _left.pop(checkpoint, None)
+    _left.clear()
+    return load(checkpoint) if found is None else found
+
+
+def leave(checkpoint: Path, loaded: LoadedModel) -> None:
+    """Leave a model for the next step, where keeping it costs less than loading it again."""
+    if sum(file.stat().st_size for file in checkpoint.glob("*.safetensors")) < SMALL:
+        _left[checkpoint] = loaded
 
 
 @dataclass(frozen=True, slots=True)

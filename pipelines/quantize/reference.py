@@ -54,14 +54,14 @@ def run_reference(config: ReferenceConfig, out: Path, *, variant: Path, base: Pa
     import numpy as np
 
     from pipelines.quantize import predictions
-    from pipelines.quantize.reload import load, perplexity
+    from pipelines.quantize.reload import perplexity
 
     ids = windows_of(config, variant)
     if base is not None and not np.array_equal(ids, load_tokens(base)[0]):
         raise StageFailed(
             f"{variant}: its tokenizer gives other ids for {config.text_path} than the base's; copy the base's"
         )
-    windows, loaded = [Window("held_out", tuple(int(i) for i in row), 1) for row in ids], load(variant)
+    windows, loaded = [Window("held_out", tuple(int(i) for i in row), 1) for row in ids], predictions.borrow(variant)
     scored = predictions.keep(loaded, windows, out) if base is None else predictions.against(loaded, windows, base)
     logprobs = np.stack(scored.reading.logprobs).astype(np.float32)
     found = perplexity(logprobs)
@@ -72,6 +72,7 @@ def run_reference(config: ReferenceConfig, out: Path, *, variant: Path, base: Pa
             f"{baseline:.4g}: the checkpoint loads as noise (bound: held_out.max_ratio)"
         )
     np.savez(out / TOKENS, ids=ids, logprobs=logprobs)
+    predictions.leave(variant, loaded)
     reading.write(out, scored.reading)
     rows = predictions.rows(scored, loaded.implementation)
     figures.write(out, rows)

@@ -63,11 +63,11 @@ def test_only_the_engines_own_loss_is_held_to_the_floor() -> None:
 
 
 def test_a_bound_from_rounded_numbers_is_not_held_to_what_they_cannot_tell() -> None:
-    """Log-probabilities sent as float32 resolve 1e-5: below it nothing is said, above it the bound is evidence."""
+    """Log-probabilities sent as float32 resolve 1e-6: below it nothing is said, above it the bound is evidence."""
     rules = EngineLoss()
-    assert [] == list(exceeded([row(5e-6, exact=False)], rules))
-    (told,) = exceeded([row(5e-5, text="prompts", exact=False)], rules)
-    assert "mean KL of at least 5e-05 to its own checkpoint on eval prompts" in told
+    assert [] == list(exceeded([row(5e-7, exact=False)], rules))
+    (told,) = exceeded([row(5e-6, text="prompts", exact=False)], rules)
+    assert "mean KL of at least 5e-06 to its own checkpoint on eval prompts" in told
 
 
 def test_a_limit_below_its_floor_is_refused() -> None:

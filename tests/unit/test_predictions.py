@@ -65,6 +65,27 @@ def test_the_base_against_itself_loses_nothing(tmp_path: Path) -> None:
     assert (0.0, 1.0, 0.0, 0.0) == (found.kl_mean, found.same_top, found.dp_rms, found.log_ratio)
 
 
+def test_a_small_model_is_left_for_the_next_step_only(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whoever comes next takes it, or has it removed; a large one is never left."""
+    loads: list[Path] = []
+    monkeypatch.setattr("pipelines.quantize.reload.load", lambda path: loads.append(path) or model(table(0)))
+    here, there = tmp_path / "here", tmp_path / "there"
+    for path in (here, there):
+        path.mkdir()
+        (path / "model.safetensors").write_bytes(b"x")
+    first = predictions.borrow(here)
+    predictions.leave(here, first)
+    assert first is predictions.borrow(here)
+    assert first is not predictions.borrow(here)
+    predictions.leave(here, first)
+    predictions.borrow(there)
+    assert first is not predictions.borrow(here)
+    monkeypatch.setattr(predictions, "SMALL", 1)
+    predictions.leave(here, first)
+    assert first is not predictions.borrow(here)
+    assert [here, here, there, here, here] == loads
+
+
 def test_another_vocabulary_is_told(tmp_path: Path) -> None:
     """Logits over other tokens cannot be compared."""
     predictions.keep(model(table(0)), WINDOWS, tmp_path)
