@@ -15,7 +15,7 @@ from pydantic import BaseModel
 from pipelines.campaign import Campaign, Engine, Variant
 from pipelines.config import Strict, find
 from pipelines.decide.stage import CandidateInput, ChampionInput, DecisionConfig
-from pipelines.divergence.stage import ReadingConfig
+from pipelines.evaluate.divergence import ReadingConfig
 from pipelines.evaluate.harness import ScoresConfig
 from pipelines.evaluate.noise import NoiseConfig
 from pipelines.flow.device import describe
@@ -43,6 +43,7 @@ from pipelines.stages import (
     Reloaded,
     quantizer_stage,
 )
+from pipelines.track.connection import absolute_uri
 from pipelines.track.report import ReportConfig
 from pipelines.track.runs import TrackingConfig
 
@@ -395,11 +396,3 @@ def _track_config(campaign: Campaign) -> TrackingConfig:
         registered_model=tracking.registered_model or name,
         campaign_config=campaign.config.model_dump(mode="json"),
     )
-
-
-def absolute_uri(uri: str) -> str:
-    """Make a sqlite URI's relative path absolute, so that every process means the same database."""
-    prefix = "sqlite:///"
-    if uri.startswith(prefix) and not uri.startswith(prefix + "/"):
-        return prefix + str(Path(uri.removeprefix(prefix)).resolve())
-    return uri

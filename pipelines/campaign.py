@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,13 +12,13 @@ from pydantic import BaseModel, Field, PositiveInt, ValidationError
 from pipelines.config import Strict, find, parse, problems_of
 from pipelines.decide.gate import EvalCard, GateConfig, Looks
 from pipelines.decide.gate import problems as gate_problems
-from pipelines.divergence.prompts import DivergenceConfig, draw
 from pipelines.engine.pairing import Pairing, Workload, told
 from pipelines.engine.table import TARGETS, Target
 from pipelines.errors import ConfigError, InputError, Problem, closest
 from pipelines.evaluate.evalset import Evalset, EvalsetConfig
 from pipelines.evaluate.evalset import load as load_evalset
-from pipelines.flow.device import describe
+from pipelines.evaluate.prompts import DivergenceConfig, draw
+from pipelines.flow.device import describe, free_bytes
 from pipelines.flow.placement import Movable, Placement
 from pipelines.flow.stage import resolve
 from pipelines.flow.store import Store, digest_of
@@ -29,7 +28,7 @@ from pipelines.intake.checkpoint import CheckpointConfig, Inspected, inspect
 from pipelines.intake.digests import DigestCache, text_sha256
 from pipelines.probe.config import ProbeConfig
 from pipelines.quantize import scheme as schemes
-from pipelines.quantize.coverage import naming_problems
+from pipelines.quantize.preflight import problems as variant_problems
 from pipelines.quantize.table import QUANTIZERS, Quantizer
 from pipelines.release.champion import Champion
 from pipelines.release.champion import find as find_champion
@@ -198,9 +197,7 @@ def open_campaign(data: Mapping[str, Any]) -> Campaign:
     problems += gate_problems(config.gate, slices, [p.name for p in config.probe.profiles])
     problems += _unplanned_looks(config.gate.looks, evalsets)
     if base is not None:
-        problems += _misfits(variants, base)
-        problems += _namings(variants, base)
-        problems += _refusals(variants, base)
+        problems += variant_problems(variants, base)
         workload = _workload(config, evalsets, base, cache, problems)
         free = free_bytes(Path(config.paths.store).resolve())
         problems += told(f for v in variants for f in _preflight(v, engines, _pairing(v, base, workload, free)))
@@ -371,44 +368,6 @@ def _again(evalsets: list[Evalset], noise: NoiseFloor) -> Iterator[Evalset]:
         yield load_evalset(evalset.config.model_copy(update={"limit": limit}))
 
 
-def _misfits(variants: list[Variant], base: Inspected) -> list[Problem]:
-    """Layers that a scheme does not fit; variants that share a scheme share the look at every layer."""
-    first: dict[tuple[schemes.Scheme, tuple[str, ...]], list[Problem]] = {}
-    found = []
-    for variant in variants:
-        key = f"variant.{variant.name}.scheme"
-        kind = variant.scheme, tuple(getattr(variant.config, "ignore", ()))
-        if kind not in first:
-            first[kind] = schemes.misfit_problems(key, kind[0], base.linear_shapes, kind[1])
-        found += [Problem(key, p.value, p.message, p.allowed) for p in first[kind]]
-    return found
-
-
-def _namings(variants: list[Variant], base: Inspected) -> list[Problem]:
-    """Entries of ignore and target lists that name no layer of the base."""
-    return [
-        problem
-        for variant in variants
-        if variant.scheme.quantized
-        for problem in naming_problems(
-            f"variant.{variant.name}.",
-            getattr(variant.config, "targets", ()),
-            getattr(variant.config, "ignore", ()),
-            base.linear_shapes,
-            base.fused_experts,
-        )
-    ]
-
-
-def _refusals(variants: list[Variant], base: Inspected) -> list[Problem]:
-    """What the quantizers' libraries have against the base."""
-    return [
-        Problem(f"variant.{variant.name}.{p.key}", p.value, p.message, p.allowed)
-        for variant in variants
-        for p in variant.row.preflight(variant.config, base)
-    ]
-
-
 def _workload(
     config: CampaignConfig, evalsets: list[Evalset], base: Inspected, cache: DigestCache, problems: list[Problem]
 ) -> Workload:
@@ -423,20 +382,8 @@ def _workload(
 
 def _pairing(variant: Variant, base: Inspected, workload: Workload, free: int) -> Pairing:
     """What is known of a variant before it exists."""
-    known = {
-        "architecture": base.architecture,
-        "parameters": base.parameters,
-        "base_bytes": base.size_bytes,
-        "max_positions": base.max_positions or None,
-        "vocab_size": base.vocab_size or None,
-        "hidden_size": base.hidden_size or None,
-        "layers": base.layers or None,
-        "heads": base.heads or None,
-        "kv_heads": base.kv_heads or None,
-        "quantizer": variant.row.name,
-        "scheme": str(variant.scheme),
-        **variant.row.promises(variant.config),
-    }
+    row = variant.row
+    known = {**base.facts(), "quantizer": row.name, "scheme": str(variant.scheme), **row.promises(variant.config)}
     ignored = tuple(getattr(variant.config, "ignore", ()))
     return Pairing(known, base.linear_shapes, describe(), workload, free, ignored)
 
@@ -446,11 +393,3 @@ def _preflight(variant: Variant, engines: list[Engine], pairing: Pairing) -> Ite
     for engine in engines:
         if engine.name in variant.engines and engine.row.redundant(engine.config, variant.scheme) is None:
             yield from ((variant.name, engine.name, p) for p in engine.row.preflight(engine.config, pairing))
-
-
-def free_bytes(store: Path) -> int:
-    """Space left where the store is, or will be."""
-    at = store
-    while not at.exists():
-        at = at.parent
-    return shutil.disk_usage(at).free

@@ -9,10 +9,11 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from typing import Literal
 
-from pipelines.assembly import absolute_uri, assemble
-from pipelines.campaign import Campaign, free_bytes
+from pipelines.assembly import assemble
+from pipelines.campaign import Campaign
 from pipelines.decide.model import Decision
 from pipelines.errors import EnvironmentProblem
+from pipelines.flow.device import free_bytes
 from pipelines.flow.executor import Outcome, Watch, execute
 from pipelines.flow.inspection import hindrances
 from pipelines.flow.plan import Plan, plan
@@ -20,6 +21,7 @@ from pipelines.flow.stage import Step
 from pipelines.flow.store import Store, manifest
 from pipelines.flow.toolchain import carried
 from pipelines.stages import Assembled
+from pipelines.track.connection import absolute_uri
 
 Until = Literal["score", "probe", "decide", "run"]
 Watching = Callable[[Plan], AbstractContextManager[Watch]]

@@ -7,6 +7,7 @@ import functools
 import os
 import platform
 import re
+import shutil
 import subprocess
 from dataclasses import dataclass
 from pathlib import Path
@@ -93,3 +94,11 @@ def _cpu_name() -> str:
 
 def _memory_gib() -> str:
     return f"{os.sysconf('SC_PAGE_SIZE') * os.sysconf('SC_PHYS_PAGES') / 2**30:.0f}"
+
+
+def free_bytes(place: Path) -> int:
+    """Space left where a directory is, or will be."""
+    at = place
+    while not at.exists():
+        at = at.parent
+    return shutil.disk_usage(at).free

@@ -14,7 +14,7 @@ from pydantic import Field
 
 from pipelines.config import Strict, find
 from pipelines.errors import InputError
-from pipelines.flow.store import digest_of
+from pipelines.flow.store import Fact, digest_of
 from pipelines.intake import gguf, shards
 from pipelines.intake.digests import DigestCache
 
@@ -72,6 +72,20 @@ class Inspected:
     heads: int = 0
     kv_heads: int = 0
     fused_experts: tuple[str, ...] = ()
+
+    def facts(self) -> dict[str, Fact]:
+        """What a target may want to know of a base; a number that its config does not have is None."""
+        return {
+            "architecture": self.architecture,
+            "parameters": self.parameters,
+            "base_bytes": self.size_bytes,
+            "max_positions": self.max_positions or None,
+            "vocab_size": self.vocab_size or None,
+            "hidden_size": self.hidden_size or None,
+            "layers": self.layers or None,
+            "heads": self.heads or None,
+            "kv_heads": self.kv_heads or None,
+        }
 
 
 def inspect(config: CheckpointConfig, cache: DigestCache) -> Inspected:

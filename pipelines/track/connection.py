@@ -22,6 +22,14 @@ KEY = "tracking.uri"
 KEPT = "results are kept locally; run the same command again once it answers, and they are recorded once"
 
 
+def absolute_uri(uri: str) -> str:
+    """Make a sqlite URI's relative path absolute, so that every process means the same database."""
+    prefix = "sqlite:///"
+    if uri.startswith(prefix) and not uri.startswith(prefix + "/"):
+        return prefix + str(Path(uri.removeprefix(prefix)).resolve())
+    return uri
+
+
 def database(uri: str) -> Path | None:
     """The file behind a sqlite tracking URI; None for any other."""
     if not uri.startswith("sqlite:///"):

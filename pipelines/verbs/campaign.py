@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from pipelines import assembly, terminal
-from pipelines.campaign import Campaign, free_bytes, open_campaign
+from pipelines.campaign import Campaign, open_campaign
 from pipelines.cli import OUTCOME_CODES, UI_PORT, Answer
 from pipelines.compose import compose, sweep
 from pipelines.conduct import Conducted, Timings, Until, conduct, goals
@@ -20,13 +20,14 @@ from pipelines.decide.planning import Resolution, Size, resolutions
 from pipelines.errors import EvidenceError
 from pipelines.evaluate.evalset import Evalset
 from pipelines.flow import plan as flow_plan
-from pipelines.flow.device import describe
+from pipelines.flow.device import describe, free_bytes
 from pipelines.flow.inspection import Found, look
 from pipelines.flow.plan import Plan
 from pipelines.flow.store import Store, manifest
 from pipelines.flow.toolchain import CURRENT
 from pipelines.intake.calibration import leaking
 from pipelines.intake.heldout import listed
+from pipelines.track.connection import absolute_uri
 
 if TYPE_CHECKING:
     from pipelines.release.registry import Registry, Release
@@ -334,7 +335,7 @@ def _registry(opened: Opened) -> Registry:
 
     config = opened.campaign.config
     model = config.tracking.registered_model or config.campaign
-    return Registry(assembly.absolute_uri(config.tracking.uri), Path(config.paths.ledger).resolve(), model)
+    return Registry(absolute_uri(config.tracking.uri), Path(config.paths.ledger).resolve(), model)
 
 
 def _released(release: Release) -> Answer:
@@ -354,5 +355,5 @@ def ui(args: argparse.Namespace) -> Answer:
     opened = _open(args)
     named = any(o.lstrip("+").startswith(("campaign=", "experiment=")) for o in args.overrides)
     config = opened.campaign.config
-    serve_ui(assembly.absolute_uri(config.tracking.uri), args.port, campaign=config.campaign if named else "")
+    serve_ui(absolute_uri(config.tracking.uri), args.port, campaign=config.campaign if named else "")
     return Answer(0, {})

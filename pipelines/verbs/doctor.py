@@ -11,16 +11,17 @@ from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from pipelines import assembly, terminal
-from pipelines.campaign import CampaignConfig, free_bytes
+from pipelines import terminal
+from pipelines.campaign import CampaignConfig
 from pipelines.cli import UI_PORT, Answer
 from pipelines.compose import compose
 from pipelines.config import parse
 from pipelines.errors import EnvironmentProblem, Problem
 from pipelines.flow import containers
-from pipelines.flow.device import Gpu, cuda_of_driver, describe, gpus
+from pipelines.flow.device import Gpu, cuda_of_driver, describe, free_bytes, gpus
 from pipelines.flow.inspection import look
 from pipelines.flow.toolchain import toolchains, version_of
+from pipelines.track.connection import absolute_uri
 
 PACKAGES = (
     "torch",
@@ -171,7 +172,7 @@ def _network(config: CampaignConfig) -> Iterator[Finding]:
     free = _taken(0)
     yield Finding("port", "any on 127.0.0.1 (engines)", "none to be had" if free else "free",
                   "servers of engines need a loopback port; is loopback up?" if free else "")  # fmt: skip
-    uri = assembly.absolute_uri(config.tracking.uri)
+    uri = absolute_uri(config.tracking.uri)
     yield Finding("MLflow", *_tracking(uri))
 
 

@@ -9,7 +9,6 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 from pipelines import terminal
-from pipelines.assembly import absolute_uri
 from pipelines.campaign import CampaignConfig
 from pipelines.cli import Answer
 from pipelines.compose import compose
@@ -59,6 +58,7 @@ def verify(args: argparse.Namespace) -> Answer:
 def gc(args: argparse.Namespace) -> Answer:
     """Remove what neither a recent decision nor a registry alias reaches."""
     from pipelines.release import registry
+    from pipelines.track.connection import absolute_uri
 
     config = _config(args)
     store, ledger = Store(Path(config.paths.store).resolve()), Path(config.paths.ledger).resolve()

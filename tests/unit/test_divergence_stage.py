@@ -10,11 +10,12 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from pipelines.divergence import figures, reading, stage
+from pipelines.divergence import figures, reading
 from pipelines.divergence.figures import Row, summarize
 from pipelines.divergence.reading import Reading, Window
 from pipelines.engine.capabilities import Capabilities
 from pipelines.engine.endpoint import Ranking
+from pipelines.evaluate import divergence as stage
 from pipelines.flow.store import Fact
 from tests.decisions import artifact, key_of
 

@@ -11,10 +11,10 @@ import pytest
 from numpy.typing import NDArray
 
 from pipelines.divergence.positions import exact
-from pipelines.divergence.prompts import DivergenceConfig, draw
 from pipelines.divergence.reading import Window
 from pipelines.errors import StageFailed
 from pipelines.evaluate.evalset import EvalsetConfig, load
+from pipelines.evaluate.prompts import DivergenceConfig, draw
 from pipelines.quantize import predictions
 from pipelines.quantize.reload import LoadedModel
 
