@@ -212,6 +212,8 @@ def _loss(v: Verdict) -> str:
 
 
 def _items(v: Verdict) -> str:
+    if v.interval is None:
+        return f"{name(v)}: {v.note}"
     more = (
         f"{v.more_items} more items would decide" if v.more_items else "unlikely to pass whatever the number of items"
     )

@@ -187,7 +187,8 @@ def _compare(blank: Verdict, pairs: Pairs, rule: Rule, remarks: Sequence[str]) -
         | (_table(pairs, counts, rule) if blank.binary else {})
     )  # fmt: skip
     if blank.higher_is_better and not any(pairs.reference):
-        return seen.model_copy(update={"note": f"the reference scores 0 on all {n} items: nothing can be lost here"})
+        nothing = f"the reference scores 0 on all {n} items: nothing can be lost here"
+        return seen.model_copy(update={"verdict": "inconclusive", "note": nothing})
     if n < 2 or groups == 1:
         return seen.model_copy(update={"verdict": "inconclusive", "note": "fewer than two independent observations"})
     finding = (_binary if blank.binary else _graded)(pairs, margin, rule)

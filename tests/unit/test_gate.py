@@ -211,7 +211,7 @@ def test_all_wrong_is_no_evidence_and_all_right_is_told() -> None:
     """Where the reference has nothing right nothing can be lost; where it has all right only losses can be seen."""
     nothing = column([0.0] * 400)
     verdict = overall(nothing, nothing)
-    assert ("invalid", "the reference scores 0 on all 400 items: nothing can be lost here") == (
+    assert ("inconclusive", "the reference scores 0 on all 400 items: nothing can be lost here") == (
         verdict.verdict,
         verdict.note,
     )

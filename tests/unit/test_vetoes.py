@@ -167,6 +167,17 @@ def test_failed_requests_are_later_than_any() -> None:
     assert "kept" == held(load([5.0] * 700, failed=1), 100.0).state
 
 
+def test_goodput_counts_requests_that_keep_every_promise() -> None:
+    """Of 10 requests in 5 s one failed and three are late in one of two metrics: 6 kept, 1.2 a second."""
+    times = [(10.0, 100.0)] * 6 + [(60.0, 100.0), (10.0, 900.0), (60.0, 900.0)]
+    sent = [speed.Request("e", "closed_1", 0, True, ttft_ms=first, e2e_ms=whole) for first, whole in times]
+    blocks = [speed.Block("e", "closed_1", 0, 5.0, 10, 1, 1.0, None), speed.Block("e", "open", 0, 9.0, 9, 0, 1.0, None)]
+    slos = [Slo(profile="closed_1", max_ms=500), Slo(profile="closed_1", metric="ttft_ms", max_ms=50)]
+    assert 1.2 == speed.goodput([*sent, *load([], failed=1)], blocks, slos)
+    assert speed.goodput(sent, blocks, []) is None
+    assert speed.goodput(sent, [], slos) is None
+
+
 def test_candidate_figures_veto() -> None:
     """Memory over its cap, a broken promise, a licence and a label that are not allowed, each with its kind."""
     rules = gate(vetoes={"max_memory_gib": 1.0}, constraints={"licences": ["MIT"], "labels": {"residency": ["eu"]}})
