@@ -6,8 +6,9 @@ from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any, Protocol
 
 from pipelines.errors import Problem
+from pipelines.quantize.checks import HEAD
 from pipelines.quantize.coverage import naming_problems
-from pipelines.quantize.scheme import Scheme, misfit_problems
+from pipelines.quantize.scheme import Scheme, misfit_problems, parse
 from pipelines.quantize.table import Quantizer
 
 if TYPE_CHECKING:
@@ -41,6 +42,10 @@ def _misfits(variants: Sequence[Asked], base: Inspected) -> Iterator[Problem]:
         if kind not in first:
             first[kind] = misfit_problems(key, kind[0], base.linear_shapes, kind[1])
         yield from (Problem(key, p.value, p.message, p.allowed) for p in first[kind])
+        head = getattr(variant.config, "head", None)
+        if head and base.vocab_size and base.hidden_size:
+            shape = {HEAD: (base.vocab_size, base.hidden_size)}  # one that shares the embedding's tensor is in no file
+            yield from misfit_problems(f"variant.{variant.name}.head", parse(head), shape)
 
 
 def _namings(variants: Sequence[Asked], base: Inspected) -> Iterator[Problem]:

@@ -30,10 +30,10 @@ def checkpoint(tmp_path: Path) -> Path:
     """A checkpoint of one layer with the shapes that matter: width 576, as the demo's base has."""
     path = tmp_path / "base"
     path.mkdir()
-    wide = {name: np.zeros((8, 576), np.float16) for name in ("q_proj", "k_proj", "v_proj")}
+    wide = {name: np.zeros((64, 576), np.float16) for name in ("q_proj", "k_proj", "v_proj")}
     tensors = {f"model.layers.0.self_attn.{name}.weight": value for name, value in wide.items()}
     tensors |= {
-        "model.layers.0.mlp.down_proj.weight": np.zeros((8, 1536), np.float16),
+        "model.layers.0.mlp.down_proj.weight": np.zeros((64, 1536), np.float16),
         "model.embed_tokens.weight": np.zeros((16, 576), np.float16),
     }
     save_file(tensors, path / "model.safetensors")
@@ -120,7 +120,7 @@ def test_an_ignore_entry_that_names_nothing_is_told(opened: Open) -> None:
 def test_a_block_that_does_not_fit_names_its_layers(opened: Open) -> None:
     """FP8 in blocks of 128 needs both sides of a layer to be multiples of 128; 576 is none."""
     (found,) = problems(opened, "variant.fp8_dynamic.scheme=W8A8_FP8_BLOCK128")
-    assert "128 does not divide both sides of 4 layers: model.layers.{0}.mlp.down_proj (8)" in found
+    assert "128 does not divide both sides of 4 layers: model.layers.{0}.mlp.down_proj (64)" in found
 
 
 def test_estimates_follow_the_method_and_what_it_is_shown(opened: Open) -> None:
