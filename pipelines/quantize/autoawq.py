@@ -23,7 +23,9 @@ if TYPE_CHECKING:
 
 SCHEMES = ("W4A16_G*[0-9]_ASYM",)
 """Other widths have no kernel in the library; without groups its search fails, without zero points its packing does."""
-KNOWN = Known("AutoAWQ", "0.2.9", ("gemma", "gemma2", "llama", "mistral", "phi3", "qwen2", "qwen3", "stablelm"))
+KNOWN = Known(
+    "AutoAWQ", "0.2.9", ("cohere", "gemma", "gemma2", "llama", "mistral", "phi3", "qwen2", "qwen3", "stablelm")
+)
 _NUMBERED = re.compile(r"^.*?\.\d+\.(?P<inside>.+)$")
 
 

@@ -22,7 +22,7 @@ SCHEMES = ("W[248]A16_G*[0-9]",)
 """Asymmetric zero points are not offered: version 1 of the format cannot hold a zero point of 0. Nor are scales per
 channel, whose checkpoints transformers' kernel on a CPU reads no further than the first layer.
 """
-KNOWN = Known("AutoGPTQ", "0.7.1", ("gemma", "llama", "mistral", "qwen2"))
+KNOWN = Known("AutoGPTQ", "0.7.1", ("bloom", "codegen", "gemma", "gptj", "llama", "mistral", "opt", "qwen2"))
 
 
 class AutoGptqOptions(Strict):
