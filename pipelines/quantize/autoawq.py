@@ -33,9 +33,7 @@ class AutoAwqOptions(Strict):
     """Names and defaults are those of `AutoAWQForCausalLM.quantize`."""
 
     duo_scaling: bool = Field(default=True, description="scales from activations and weights; false: activations alone")
-    apply_clip: bool = Field(
-        default=True, description="search clipping ranges too: minutes per layer without an accelerator"
-    )
+    apply_clip: bool = Field(default=True, description="search the range that each group's weights are clipped to, too")
     n_parallel_calib_samples: int | None = Field(
         default=None, ge=1, description="samples in one forward pass; null: all at once, which takes the most memory"
     )

@@ -118,9 +118,14 @@ class _Watched:
         return found
 
     def _search_best_scale(self, module: Module, **group: Any) -> tuple[str, tuple[str, ...], Tensor]:
+        import torch
+
+        names = {held: name for name, held in self.model.named_modules()}
+        if not bool(torch.isfinite(group["inp"]).all()):
+            first = names[group["layers"][0]]
+            raise StageFailed(f"the inputs of {first} are not finite on the calibration set; no scale can be found")
         self._loss = float("inf")
         found: tuple[str, tuple[str, ...], Tensor] = super()._search_best_scale(module, **group)  # type: ignore[misc]
-        names = {held: name for name, held in self.model.named_modules()}
         self.errors.update({names[layer]: self._loss for layer in group["layers"]})
         return found
 

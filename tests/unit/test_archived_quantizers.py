@@ -173,6 +173,26 @@ def test_samples_that_do_not_arrive_fail_the_stage() -> None:
         kind().init_quant(n_samples=3, max_seq_len=8)
 
 
+def test_errors_are_those_of_the_best_scale_and_inputs_must_be_finite() -> None:
+    """Layers scaled together share the least loss; of activations that overflow the library says only `Exception`."""
+    model = torch.nn.Sequential(torch.nn.Linear(2, 2), torch.nn.Linear(2, 2))
+
+    class Trying:
+        def _search_best_scale(self, module: Any, layers: Any, inp: Any) -> None:
+            for loss in (3.0, float("nan"), 1.0, 2.0):
+                self._compute_loss(loss)
+
+        def _compute_loss(self, loss: float) -> float:
+            return loss
+
+    errors: dict[str, float] = {}
+    kind: Any = type("Watched", (autoawq_run._Watched, Trying), {"errors": errors, "model": model})
+    kind()._search_best_scale(model, layers=list(model), inp=torch.ones(1, 2))
+    assert {"0": 1.0, "1": 1.0} == errors
+    with pytest.raises(StageFailed, match="inputs of 0 are not finite"):
+        kind()._search_best_scale(model, layers=list(model), inp=torch.tensor([[1.0, torch.nan]]))
+
+
 @pytest.fixture
 def gptq_library(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
     """The part of AutoGPTQ that is adapted."""
