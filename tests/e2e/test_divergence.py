@@ -11,9 +11,10 @@ from pathlib import Path
 import pytest
 
 from pipelines.decide.engineloss import EngineLoss, exceeded
-from pipelines.divergence import figures, stage
+from pipelines.divergence import figures
 from pipelines.divergence.figures import Row
 from pipelines.engine.ort_genai import OrtGenaiConfig, build
+from pipelines.evaluate import divergence as stage
 from pipelines.evaluate import harness
 from pipelines.quantize.asked import AskedConfig, run_asked
 from pipelines.quantize.reference import ReferenceConfig, run_reference
