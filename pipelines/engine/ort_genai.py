@@ -85,7 +85,8 @@ class Perplexities:
 
 def serve(engine: Path, port: int, threads: int) -> tuple[list[str], dict[str, str]]:
     """The command of the OpenAI-compatible server for an engine, and what it adds to the environment."""
-    argv = [sys.executable, "-m", "pipelines.engine.host", str(engine), "--port", str(port), "--threads", str(threads)]
+    where = ["--host", "127.0.0.1", "--port", str(port)]
+    argv = [sys.executable, "-m", "pipelines.engine.host", str(engine), *where, "--threads", str(threads)]
     return argv, {"OMP_NUM_THREADS": str(threads)}
 
 

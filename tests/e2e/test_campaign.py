@@ -5,13 +5,19 @@ from __future__ import annotations
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
+import tarfile
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import httpx
+import openai
 import pytest
 
 from pipelines.decide.model import Decision
@@ -141,6 +147,66 @@ def test_only_a_decision_to_promote_promotes_unless_a_person_says_why(
     entries = [json.loads(line) for line in (place.root / "ledger.jsonl").read_text().splitlines()]
     assert ["intent", "alias_set", "committed"] == [e["state"] for e in entries]
     assert {("tester", "drill")} == {(e["change"]["actor"], e["change"]["override_reason"]) for e in entries}
+
+
+def test_the_champion_is_bundled_unpacked_and_served(
+    place: Place, finished: tuple[int, dict[str, Any]], tmp_path: Path
+) -> None:
+    """What was packed verifies elsewhere, and its own script serves a model that an OpenAI client talks to."""
+    if not (place.root / "ledger.jsonl").exists():
+        place.call("promote", "--override", "drill", "--actor", "tester", "--candidate", "rtn_w4a16_g64")
+    code, document, _ = place.call("bundle", "--out", str(tmp_path / "champion.tar"))
+    assert (0, True, "rtn_w4a16_g64") == (code, document["promoted"], document["candidate"])
+    with tarfile.open(tmp_path / "champion.tar") as tar:
+        tar.extractall(tmp_path / "elsewhere", filter="data")
+    where = tmp_path / "elsewhere" / "champion"
+    subprocess.run(["sha256sum", "--quiet", "--strict", "-c", "SHA256SUMS"], cwd=where, check=True)
+    assert decision(finished[1]) == Decision.model_validate_json((where / "evidence" / "decision.json").read_bytes())
+    with served(where / "serve.sh", tmp_path / "log") as client:
+        (model,) = client.models.list().data
+        answer = client.chat.completions.create(
+            model=model.id, messages=[{"role": "user", "content": "Say hello."}], max_tokens=8, temperature=0
+        )
+    assert document["model_id"] == model.id
+    assert answer.choices[0].message.content and answer.usage and 0 < answer.usage.completion_tokens <= 8
+
+
+@contextmanager
+def served(script: Path, log: Path) -> Iterator[openai.OpenAI]:
+    """Run a bundle's script until the block ends; a client of it, once it is healthy."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    env = {"PATH": os.environ["PATH"], "PYTHON": sys.executable, "SERVE_PORT": str(port), "SERVE_THREADS": "2"}
+    with log.open("wb") as out:
+        server = subprocess.Popen([script], env=env, cwd="/", stdout=out, stderr=subprocess.STDOUT)
+    try:
+        deadline = time.monotonic() + 120
+        while True:
+            with suppress(httpx.HTTPError):
+                if httpx.get(f"http://127.0.0.1:{port}/health", trust_env=False).is_success:
+                    break
+            assert server.poll() is None and time.monotonic() < deadline, log.read_text()
+            time.sleep(0.1)
+        http = httpx.Client(trust_env=False)
+        with openai.OpenAI(base_url=f"http://127.0.0.1:{port}/v1", api_key="none", http_client=http) as client:
+            yield client
+    finally:
+        server.terminate()
+        server.wait(20)
+
+
+def test_what_nobody_promoted_is_bundled_only_when_asked_and_says_so(
+    place: Place, finished: tuple[int, dict[str, Any]], tmp_path: Path
+) -> None:
+    """With a ledger that knows no promotion the verb is refused with exit code 7, until it is told --unpromoted."""
+    ledger = f"paths.ledger={tmp_path / 'empty.jsonl'}"
+    code, document, _ = place.call("bundle", ledger, "--out", str(tmp_path / "out"))
+    assert (7, True) == (code, "nothing was promoted yet" in document["message"])
+    more = ("--unpromoted", "--candidate", "baseline")
+    code, document, _ = place.call("bundle", ledger, "--out", str(tmp_path / "out"), *more)
+    assert (0, False, None) == (code, document["promoted"], document["promotion"])
+    assert "NOT PROMOTED" in (tmp_path / "out" / "README.md").read_text()
 
 
 def test_gc_keeps_what_the_decision_reaches(place: Place, finished: tuple[int, dict[str, Any]]) -> None:
