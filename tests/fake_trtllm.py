@@ -14,6 +14,7 @@ import json
 import os
 import struct
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -173,7 +174,23 @@ def serve(options: dict[str, Any], quirk: dict[str, Any]) -> None:
 
         def do_POST(self) -> None:
             body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
-            self.answer(200, complete(body, model.name, words, quirk))
+            if body.get("stream"):
+                self.stream(body)
+            else:
+                self.answer(200, complete(body, model.name, words, quirk))
+
+        def stream(self, body: dict[str, Any]) -> None:
+            """A chunk a token, how many there were, and the end."""
+            count = int(body["max_tokens"])
+            used = {"prompt_tokens": len(body["prompt"]), "completion_tokens": count}
+            chunks = [{"choices": [{"index": 0, "text": "a", "finish_reason": None}]}] * count
+            self.send_response(200)
+            self.send_header("Content-Type", "text/event-stream")
+            self.end_headers()
+            for chunk in (*chunks, {"choices": [], "usage": used}):
+                time.sleep(0.002)
+                self.wfile.write(f"data: {json.dumps(chunk)}\n\n".encode())
+            self.wfile.write(b"data: [DONE]\n\n")
 
         def answer(self, status: int, body: dict[str, Any]) -> None:
             data = json.dumps(body).encode()
