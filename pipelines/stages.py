@@ -49,7 +49,7 @@ NOISE = Stage(
     ("lm-eval", "tokenizers"),
 )  # fmt: skip
 DIVERGENCE = Stage(
-    "divergence", "divergence", 1, "pipelines.evaluate.divergence:run", "pipelines.divergence.stage:ReadingConfig"
+    "divergence", "divergence", 1, "pipelines.evaluate.divergence:run", "pipelines.evaluate.divergence:ReadingConfig"
 )
 LATENCY = Stage(
     "latency", "latency", 1, "pipelines.probe.stage:run", "pipelines.probe.config:ProbeConfig", ("aiohttp", "uvloop"),
