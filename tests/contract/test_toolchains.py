@@ -393,6 +393,7 @@ def hanging(docker: Path, store: Store, tmp_path: Path) -> Iterator[tuple[subpro
     checkpoint(store, tmp_path / "base")
     code = (
         "from pathlib import Path; from tests.contract.test_toolchains import *\n"
+        "signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background job ignores it\n"
         f"store = Store(Path({str(store.root)!r})); given = Step(Stage('checkpoint', 'checkpoint', 1, '', ''), 'c', "
         "BaselineConfig()); given.__dict__['key'] = 'c' * 64\n"
         "run(store, baseline(given, container()))"
