@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import shutil
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
@@ -144,7 +143,7 @@ def _forget_lost_track(step: Step, store: Store, tracking_uri: str) -> None:
 
     artifact = store.path("track", step.key)
     if store.has("track", step.key) and not recorded(tracking_uri, str(manifest(artifact).facts.get("run_id", ""))):
-        shutil.rmtree(artifact)
+        store.remove("track", step.key)
 
 
 def _check_toolchains(everything: Plan) -> None:

@@ -126,6 +126,13 @@ class Store:
         """The lock that whoever makes this artifact holds; released by the kernel when its holder dies."""
         return locked(self.root / ".locks" / f"{key[:16]}.lock", wait_s=wait_s)
 
+    def remove(self, kind: str, key: str) -> None:
+        """Rename an artifact away under its lock, then delete it, so that no reader finds half of it."""
+        with self.lock(key):
+            gone = self.root / ".tmp" / f"gone-{key[:16]}"
+            self.path(kind, key).rename(gone)
+            shutil.rmtree(gone)
+
     def log_path(self, key: str) -> Path:
         return self.root / ".logs" / f"{key[:16]}.log"
 

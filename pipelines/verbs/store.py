@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import shutil
 import sys
 from collections.abc import Iterable, Mapping
 from pathlib import Path
@@ -71,19 +70,11 @@ def gc(args: argparse.Namespace) -> Answer:
     for path in doomed:
         print(f"{'would remove' if args.dry_run else 'removing'} {path.relative_to(store.root)}")
         if not args.dry_run:
-            remove(store, path, everything[path].key)
+            store.remove(everything[path].kind, everything[path].key)
     print(f"{len(doomed)} artifacts, {terminal.size(freed)}; {len(everything) - len(doomed)} kept")
     return Answer(
         0, {"removed": [str(p.relative_to(store.root)) for p in doomed], "bytes": freed, "dry_run": args.dry_run}
     )
-
-
-def remove(store: Store, artifact: Path, key: str) -> None:
-    """Rename an artifact away under its lock, then delete it, so that no reader finds half of it."""
-    with store.lock(key):
-        gone = store.root / ".tmp" / f"gone-{key[:16]}"
-        artifact.rename(gone)
-        shutil.rmtree(gone)
 
 
 def _roots(everything: Mapping[Path, Manifest], ledger: Path, keep: int) -> set[str]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from pipelines.flow.store import Manifest, Store, hash_tree
-from pipelines.verbs.store import reachable, remove
+from pipelines.verbs.store import reachable
 
 
 def made(key: str, kind: str = "thing", **inputs: str | list[str]) -> Manifest:
@@ -40,6 +40,7 @@ def test_removing_leaves_no_trace(tmp_path: Path) -> None:
     with store.staging("thing", key) as out:
         (out / "f").write_text("x")
         path = store.commit(out, made(key).model_copy(update={"files": hash_tree(out)}))
-    remove(store, path, key)
+    store.remove("thing", key)
+    assert not path.exists()
     assert not store.has("thing", key)
     assert [] == list((tmp_path / ".tmp").iterdir())
