@@ -7,7 +7,6 @@ its first layers only.
 from __future__ import annotations
 
 import json
-import shutil
 import subprocess
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -15,8 +14,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from safetensors import safe_open
-from safetensors.torch import save_file
 
 from pipelines import stages
 from pipelines.compose import compose
@@ -38,6 +35,7 @@ from pipelines.quantize import autoawq, autogptq
 from pipelines.quantize.coverage import read
 from pipelines.quantize.reference import ReferenceConfig
 from pipelines.quantize.table import QUANTIZERS
+from tests.short_model import first_layers
 
 pytestmark = [pytest.mark.e2e, pytest.mark.long, pytest.mark.filterwarnings("default")]  # the libraries' own warnings
 
@@ -60,19 +58,7 @@ def legacy() -> Toolchain:
 @pytest.fixture(scope="module")
 def short(base_checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The small real model with its first layers only."""
-    out = tmp_path_factory.mktemp("short")
-    for file in base_checkpoint.iterdir():
-        if file.suffix != ".safetensors":
-            shutil.copyfile(file, out / file.name)
-    tensors = {}
-    for shard in base_checkpoint.glob("*.safetensors"):
-        with safe_open(shard, framework="pt") as f:
-            names = [n for n in f.keys() if ".layers." not in n or int(n.split(".layers.")[1].split(".")[0]) < LAYERS]  # noqa: SIM118
-            tensors |= {name: f.get_tensor(name) for name in names}
-    save_file(tensors, out / "model.safetensors", metadata={"format": "pt"})
-    config = json.loads((out / "config.json").read_text()) | {"num_hidden_layers": LAYERS}
-    (out / "config.json").write_text(json.dumps(config))
-    return out
+    return first_layers(base_checkpoint, tmp_path_factory.mktemp("short"), LAYERS)
 
 
 @dataclass(frozen=True)

@@ -17,7 +17,6 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 from safetensors import safe_open
-from safetensors.torch import save_file
 
 from pipelines.config import CONF_DIR
 from pipelines.errors import StageFailed
@@ -31,6 +30,7 @@ from pipelines.quantize.coverage import read
 from pipelines.quantize.packing import open_quantized
 from pipelines.quantize.reload import load, load_dense, logits, perplexity, token_logprobs
 from pipelines.quantize.table import QUANTIZERS
+from tests.short_model import first_layers
 
 pytestmark = [pytest.mark.e2e, pytest.mark.filterwarnings("default")]  # the libraries' own warnings
 
@@ -58,18 +58,7 @@ def quantize(out: Path, checkpoint: Path, shown: Path, quantizer: str, **setting
 @pytest.fixture(scope="module")
 def short(base_checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The small real model with its first layers only, and a licence to carry."""
-    out = tmp_path_factory.mktemp("short")
-    for file in base_checkpoint.iterdir():
-        if file.suffix != ".safetensors":
-            shutil.copyfile(file, out / file.name)
-    tensors = {}
-    for shard in base_checkpoint.glob("*.safetensors"):
-        with safe_open(shard, framework="pt") as f:
-            names = [n for n in f.keys() if ".layers." not in n or int(n.split(".layers.")[1].split(".")[0]) < LAYERS]  # noqa: SIM118
-            tensors |= {name: f.get_tensor(name) for name in names}
-    save_file(tensors, out / "model.safetensors", metadata={"format": "pt"})
-    config = json.loads((out / "config.json").read_text()) | {"num_hidden_layers": LAYERS}
-    (out / "config.json").write_text(json.dumps(config))
+    out = first_layers(base_checkpoint, tmp_path_factory.mktemp("short"), LAYERS)
     (out / "LICENSE").write_text("Apache-2.0")
     return out
 
