@@ -11,7 +11,7 @@ class Capabilities:
 
     prompt_logprobs: it echoes a prompt with a log-probability for each token. context_logits: it cannot, but it gives
     all logits of a prompt, from which the same numbers are computed here. logprob_start: it takes `logprob_start_len`
-    and spares the work on earlier tokens.
+    and spares the work on earlier tokens. metrics: path of its Prometheus text ("/metrics"), "" where it has none.
     """
 
     token_prompts: bool = True
@@ -21,6 +21,7 @@ class Capabilities:
     logprob_start: bool = False
     top_logprobs: int = 20
     ignore_eos: bool = True
+    metrics: str = ""
 
     @property
     def scores_prompts(self) -> bool:

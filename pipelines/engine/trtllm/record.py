@@ -92,7 +92,9 @@ def argv(record: Record, artifact: Path, port: int) -> list[str]:
 def capabilities(artifact: Path) -> Capabilities:
     """What that server can do. It echoes no log-probabilities of prompts; context logits are whole or not offered."""
     record = read(artifact)
-    return Capabilities(prompt_logprobs=False, context_logits=record.context_logits, top_logprobs=0)
+    return Capabilities(
+        prompt_logprobs=False, context_logits=record.context_logits, top_logprobs=0, metrics="/prometheus/metrics"
+    )
 
 
 def model_id(architecture: str, variant: Path) -> str:
