@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -17,7 +17,7 @@ import httpx
 from pipelines.divergence import reading
 from pipelines.engine import context_logits
 from pipelines.engine.capabilities import Capabilities
-from pipelines.errors import EndpointError
+from pipelines.errors import EndpointError, closest
 
 if TYPE_CHECKING:
     import numpy as np
@@ -25,6 +25,9 @@ if TYPE_CHECKING:
 
 MAX_WAITS = 60
 LONGEST_WAIT_S = 30.0
+GREETING_S = 10.0
+SOON = (502, 503, 504)
+"""Statuses of a server that is starting, or of a gateway whose server is."""
 Json = dict[str, Any]
 
 
@@ -59,7 +62,10 @@ class Completion:
 
 
 class Endpoint:
-    """Client of one server. `base_url` includes the API's version (http://127.0.0.1:8000/v1)."""
+    """Client of one server. `base_url` includes the API's version (http://127.0.0.1:8000/v1).
+
+    `headers` go with every request; what they hold never shows in an error.
+    """
 
     def __init__(
         self,
@@ -68,15 +74,42 @@ class Endpoint:
         capabilities: Capabilities,
         timeout_s: float = 600,
         transport: httpx.BaseTransport | None = None,
+        headers: Mapping[str, str] | None = None,
     ) -> None:
         self.base_url = base_url.rstrip("/")
         self.model = model
         self.capabilities = capabilities
-        self._client = httpx.Client(timeout=timeout_s, trust_env=False, transport=transport)
+        self.headers = dict(headers or {})
+        self._client = httpx.Client(timeout=timeout_s, trust_env=False, transport=transport, headers=self.headers)
 
     def close(self) -> None:
         """Close the connections."""
         self._client.close()
+
+    def not_ready(self) -> str:
+        """Why the server does not answer yet, "" where it does and has the model, if it tells what it has.
+
+        Raises:
+            EndpointError: it answers in a way that waiting does not mend.
+        """
+        url = f"{self.base_url}/models"
+        try:
+            response = self._client.get(url, timeout=GREETING_S)
+        except httpx.HTTPError as error:
+            return self._hidden(f"{type(error).__name__}: {error}")
+        if response.status_code in (httpx.codes.TOO_MANY_REQUESTS, *SOON):
+            return f"status {response.status_code}: {self._told(response)}"
+        if response.status_code == httpx.codes.NOT_FOUND:
+            return ""  # a gateway may list nothing
+        if response.status_code != httpx.codes.OK:
+            raise EndpointError(f"{url}: status {response.status_code}: {self._told(response)}")
+        try:
+            names = [str(model["id"]) for model in response.json()["data"]]
+        except (ValueError, KeyError, TypeError):
+            raise self._nonsense(f"no list of models: {_brief(response.text)}") from None
+        if self.model not in names:
+            raise EndpointError(f"{url}: no model {self.model!r} there; {closest(self.model, names)}")
+        return ""
 
     def score(self, prompts: Sequence[Sequence[int]], starts: Sequence[int] | None = None) -> list[TokenScore]:
         """Score the tokens of prompts, each from its place in `starts` on (default: all). Prompts that share a prefix
@@ -203,13 +236,23 @@ class Endpoint:
             try:
                 response = self._client.post(url, json=sent)
             except httpx.HTTPError as error:
-                raise EndpointError(f"{url}: {type(error).__name__}: {error}") from error
+                raise EndpointError(self._hidden(f"{url}: {type(error).__name__}: {error}")) from error
             if response.status_code != httpx.codes.TOO_MANY_REQUESTS:
                 break
             time.sleep(_wait_s(response))
         if response.status_code != httpx.codes.OK:
-            raise EndpointError(f"{url}: status {response.status_code}: {_message(response)}")
+            raise EndpointError(f"{url}: status {response.status_code}: {self._told(response)}")
         return response.content
+
+    def _told(self, response: httpx.Response) -> str:
+        return self._hidden(_message(response))
+
+    def _hidden(self, said: str) -> str:
+        """What a server said, without what we sent it in headers: some repeat a key that they refuse."""
+        for value in self.headers.values():
+            for secret in filter(None, (value, value.rpartition(" ")[2])):
+                said = said.replace(secret, "***")
+        return said
 
     def _choices(self, answer: Json, count: int) -> list[Json]:
         """The choices in the order of the prompts, whatever order they came in."""
@@ -254,7 +297,7 @@ class Endpoint:
         ]
 
     def _nonsense(self, what: str) -> EndpointError:
-        return EndpointError(f"{self.base_url}: the server's answer cannot be used: {what}")
+        return EndpointError(f"{self.base_url}: the server's answer cannot be used: {self._hidden(what)}")
 
 
 def _wait_s(response: httpx.Response) -> float:

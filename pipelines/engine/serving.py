@@ -11,7 +11,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO
@@ -19,26 +19,30 @@ from typing import IO
 import httpx
 
 from pipelines.engine.card import EngineCard, read_card
+from pipelines.engine.ending import end
 from pipelines.engine.endpoint import Endpoint
-from pipelines.engine.table import target
+from pipelines.engine.table import Elsewhere, target
 from pipelines.errors import EndpointError, EnvironmentProblem
 from pipelines.flow.launch import Launch, serving
 
 HOST = "127.0.0.1"
 PORT_TRIES = 3
 STARTUP_S = 120.0
-GRACE_S = 5.0
 POLL_S = 0.02
+REMOTE_POLL_S = 0.5
 LOG_LINES = 15
 PR_SET_PDEATHSIG = 1
 
 
 @dataclass(frozen=True, slots=True)
 class Served:
-    """A server that answers; `pid` leads a process group of its own. `ready_s` is from start to first answer."""
+    """A server that answers; `pid` leads a process group of its own, and is None where the server is not ours.
+
+    `ready_s` is from start to first answer, or from the first try where nothing was started.
+    """
 
     endpoint: Endpoint
-    pid: int
+    pid: int | None
     ready_s: float
 
 
@@ -50,30 +54,36 @@ class _PortTaken(EnvironmentProblem):
 def serve(
     engine_dir: Path, *, threads: int, log: Path | None = None, startup_timeout_s: float | None = None
 ) -> Iterator[Served]:
-    """Serve an engine on a free loopback port; its whole process group ends with the block. Without a time to start
-    within, it may take what its card says, or STARTUP_S.
+    """Serve an engine on a free loopback port; everything its server started ends with the block, within its target's
+    grace. Without a time to start within, it may take what its card says, or STARTUP_S.
 
-    On Linux the server also ends when the calling thread does, however that happens.
+    On Linux the server also ends when the calling thread does, however that happens. A server that somebody else runs
+    is only waited for.
 
     Raises:
         EndpointError: it died or did not answer in time; the message ends with its last log lines.
         EnvironmentProblem: no port could be had in several tries, or the engine belongs to another machine.
     """
     card = read_card(engine_dir)
-    if misplaced := target(card.target).misplaced(engine_dir):
+    row = target(card.target)
+    if misplaced := row.misplaced(engine_dir):
         raise EnvironmentProblem(f"{engine_dir}: cannot run here: {'; '.join(map(str, misplaced))}")
     allowed_s = startup_timeout_s or card.startup_timeout_s or STARTUP_S
+    if (elsewhere := row.elsewhere(engine_dir)) is not None:
+        with _reached(engine_dir, elsewhere, card, allowed_s) as served:
+            yield served
+        return
     with ExitStack() as stack:
         path = log or Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="quantgate-"))) / "server.log"
         out = stack.enter_context(path.open("ab"))
         for attempt in range(PORT_TRIES):
             port = _free_port()
-            argv, extra = target(card.target).serve(engine_dir, port, threads)
+            argv, extra = row.serve(engine_dir, port, threads)
             started = stack.enter_context(serving(engine_dir, argv, extra))
             stack.callback(started.tidy)
             began = time.monotonic()
             process = _start(started, out)
-            stack.callback(_stop, process)
+            stack.callback(end, process, row.grace_s)
             try:
                 _wait(process, port, card, path, began + allowed_s)
             except _PortTaken:
@@ -82,9 +92,23 @@ def serve(
                 continue
             break
         ready_s = time.monotonic() - began
-        endpoint = Endpoint(f"http://{HOST}:{port}/v1", card.model_id, target(card.target).capabilities(engine_dir))
+        endpoint = Endpoint(f"http://{HOST}:{port}/v1", card.model_id, row.capabilities(engine_dir))
         stack.callback(endpoint.close)
         yield Served(endpoint, started.pid() or process.pid, ready_s)
+
+
+@contextmanager
+def _reached(engine_dir: Path, elsewhere: Elsewhere, card: EngineCard, allowed_s: float) -> Iterator[Served]:
+    """A server that is not ours, once it answers a question about its models."""
+    capabilities = target(card.target).capabilities(engine_dir)
+    endpoint = Endpoint(elsewhere.base_url, card.model_id, capabilities, headers=elsewhere.headers)
+    with closing(endpoint):
+        began = time.monotonic()
+        while (refused := endpoint.not_ready()) and time.monotonic() < began + allowed_s:
+            time.sleep(REMOTE_POLL_S)
+        if refused:
+            raise EndpointError(f"{card.model_id}: nothing that can be used answers at {elsewhere.base_url}: {refused}")
+        yield Served(endpoint, None, time.monotonic() - began)
 
 
 def _start(started: Launch, out: IO[bytes]) -> subprocess.Popen[bytes]:
@@ -155,17 +179,6 @@ def _is_ours(client: httpx.Client, card: EngineCard) -> bool:
     except (httpx.HTTPError, ValueError, KeyError, TypeError):
         return False
     return any(model.get("id") == card.model_id for model in models)
-
-
-def _stop(process: subprocess.Popen[bytes]) -> None:
-    """End the whole process group: politely, then not; return when its leader is reaped."""
-    with suppress(ProcessLookupError):
-        os.killpg(process.pid, signal.SIGTERM)
-    with suppress(subprocess.TimeoutExpired):
-        process.wait(GRACE_S)
-    with suppress(ProcessLookupError):
-        os.killpg(process.pid, signal.SIGKILL)
-    process.wait()
 
 
 def _last_lines(log: Path) -> str:

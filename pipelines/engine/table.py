@@ -6,7 +6,7 @@ Rows hold import strings, so that reading the table loads no runtime.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -37,6 +37,17 @@ class Graph:
 
 
 @dataclass(frozen=True, slots=True)
+class Elsewhere:
+    """A server that somebody else runs: its API's address, version included, and what each request must carry.
+
+    Headers may hold a secret, which must not be written anywhere.
+    """
+
+    base_url: str
+    headers: Mapping[str, str] = field(default_factory=dict, repr=False)
+
+
+@dataclass(frozen=True, slots=True)
 class Target:
     """One kind of engine: `module` has its config and the functions build, preflight, redundant, serve, misplaced,
     capabilities.
@@ -46,6 +57,9 @@ class Target:
     to the device it was built on. `unserved` says why engines of this target are built and never scored, "" where they
     are. Where there is a `graph`, `build` takes its artifact as one more input of that name. `deploys` names a function
     (engine, mounted) -> texts by path, of what a deployment takes besides the serve command.
+
+    grace_s: how long its server may take to end when asked to, before it is killed. external: names a function
+    (engine) -> Elsewhere, where the server is not ours to start.
     """
 
     name: str
@@ -58,6 +72,8 @@ class Target:
     unserved: str = ""
     graph: Graph | None = None
     deploys: str = ""
+    grace_s: float = 5.0
+    external: str = ""
 
     @property
     def config_type(self) -> str:
@@ -92,6 +108,11 @@ class Target:
     def deployment(self, engine: Path, mounted: str) -> dict[str, str]:
         """Further texts of a bundle by their path in it; `mounted` is where the engine's directory will lie."""
         found: dict[str, str] = resolve(self.deploys)(engine, mounted) if self.deploys else {}
+        return found
+
+    def elsewhere(self, engine: Path) -> Elsewhere | None:
+        """Where the server of this engine is, None where it is started here."""
+        found: Elsewhere | None = resolve(self.external)(engine) if self.external else None
         return found
 
     def capabilities(self, engine: Path) -> Capabilities:

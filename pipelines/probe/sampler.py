@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 INTERVAL_S = 0.1
 GROUP_REFRESH_S = 1.0
 STOP_TIMEOUT_S = 5.0
+NOBODY = -1  # the server runs elsewhere: no process has this id
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,8 +79,8 @@ def usage(samples: Sequence[Sample], start_s: float, end_s: float, cpus: int) ->
 class Sampler:
     """Samples a server from a process of its own while the `with` block lasts; read `samples` after it."""
 
-    def __init__(self, server_pid: int) -> None:
-        self._server_pid = server_pid
+    def __init__(self, server_pid: int | None) -> None:
+        self._server_pid = NOBODY if server_pid is None else server_pid
         self.samples: tuple[Sample, ...] = ()
 
     def __enter__(self) -> Self:
