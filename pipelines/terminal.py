@@ -71,7 +71,7 @@ class Watcher:
                 self._progress(event)
             case "reused" if event.step.key not in self._began:
                 return  # counted in the summary; a line each would bury the news
-            case "failed" | "skipped":
+            case "failed" | "skipped" | "interrupted":
                 self._end(event, f"{event.what:7} {label}: {event.text.splitlines()[0] if event.text else ''}")
             case _:
                 self._end(event, f"{event.what:7} {label}")
@@ -79,8 +79,11 @@ class Watcher:
     def _progress(self, event: Event) -> None:
         if self._task is None:
             return
-        took = time.monotonic() - self._began.get(event.step.key, self._start)
-        left = f"{took / event.done * (event.total - event.done):.0f} s left" if event.done else ""
+        left_s = event.left_s
+        if left_s is None and event.done:
+            took = time.monotonic() - self._began.get(event.step.key, self._start)
+            left_s = took / event.done * (event.total - event.done)
+        left = "" if left_s is None else f"{duration(left_s)} left"
         text = f"{event.step.label}: {event.text}"
         self._bars.update(self._task, description=text, total=event.total, completed=event.done, left=left)
 

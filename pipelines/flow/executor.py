@@ -17,9 +17,11 @@ from pipelines.errors import EnvironmentProblem
 from pipelines.flow.launch import Launch, launch, ready
 from pipelines.flow.plan import Plan
 from pipelines.flow.stage import Step
-from pipelines.flow.store import Store
+from pipelines.flow.store import MANIFEST, Store, manifest
 from pipelines.flow.worker import request_of
 
+QUICK_GRACE_S = 10.0
+GRACE_S = 45.0  # for a stage that stops its servers and writes what it has
 State = Literal["reused", "made", "failed", "skipped"]
 
 
@@ -37,13 +39,17 @@ class Outcome:
 
 @dataclass(frozen=True, slots=True)
 class Event:
-    """Something a person may want to see: a step's toolchain is being made, or it started, moved on, or ended."""
+    """Something a person may want to see: a step's toolchain is being made, or it started, moved on, or ended.
+
+    An interrupted one kept what it had. `left_s` is told where the step itself knows how long it will take.
+    """
 
     step: Step
-    what: Literal["preparing", "started", "progress", "reused", "made", "failed", "skipped"]
+    what: Literal["preparing", "started", "progress", "reused", "made", "failed", "skipped", "interrupted"]
     done: int = 0
     total: int = 0
     text: str = ""
+    left_s: float | None = None
 
 
 Watch = Callable[[Event], None]
@@ -117,7 +123,7 @@ def _run_ready(steps: Sequence[Step], store: Store, watch: Watch, env: Mapping[s
     by_key = {step.key: step for step in steps}
     started = _launched(steps, store, env)
     current = steps[0]
-    ended = False
+    ended, began = False, time.time()
     child = _start(started, store, current)
     try:
         for line in child.stdout or ():
@@ -128,7 +134,8 @@ def _run_ready(steps: Sequence[Step], store: Store, watch: Watch, env: Mapping[s
                     ended = False
                     watch(Event(current, "started"))
                 case "progress":
-                    watch(Event(current, "progress", event["done"], event["total"], event["what"]))
+                    told = (event[name] for name in ("done", "total", "what", "left_s"))
+                    watch(Event(current, "progress", *told))
                 case "done":
                     ended = True
                     state: Literal["reused", "made"] = "reused" if event["reused"] else "made"
@@ -138,8 +145,14 @@ def _run_ready(steps: Sequence[Step], store: Store, watch: Watch, env: Mapping[s
                     ended = True
                     yield _failed(current, event["message"], event["transient"], started.repeat, store, watch)
         child.wait()
+    except (KeyboardInterrupt, SystemExit):
+        _end(child, GRACE_S if current.stage.may_be_partial else QUICK_GRACE_S)
+        if _kept(current, store, began):
+            where = store.path(current.stage.kind, current.key)
+            watch(Event(current, "interrupted", text=f"what was measured is in {where}, marked partial"))
+        raise
     finally:
-        _end(child)
+        _end(child, QUICK_GRACE_S)
         started.tidy()
     if not ended:
         yield _failed(current, _death(child.returncode), True, started.repeat, store, watch)
@@ -211,7 +224,15 @@ def _death(code: int) -> str:
     return f"the stage's process ended with exit code {code} before it finished"
 
 
-def _end(child: subprocess.Popen[str], grace_s: float = 10.0) -> None:
+def _kept(step: Step, store: Store, since: float) -> bool:
+    """Whether a step that was stopped has left a part of its artifact, now."""
+    if not step.stage.may_be_partial or not store.has(step.stage.kind, step.key):
+        return False
+    path = store.path(step.stage.kind, step.key)
+    return manifest(path).partial and (path / MANIFEST).stat().st_mtime >= since
+
+
+def _end(child: subprocess.Popen[str], grace_s: float) -> None:
     """End the child's whole process group, politely first; a finished child's group may still hold its servers."""
     for sig in (signal.SIGTERM, signal.SIGKILL):
         try:

@@ -67,15 +67,19 @@ def plan(goals: Iterable[Step], store: Store) -> Plan:
     planned = []
     running: dict[str, str] = {}
     contained: set[str] = set()
+    doubtful: set[str] = set()
     for step in in_order(goals):
         if isinstance(step.runs_in.spec, ContainerConfig) or any(up.key in contained for up in step.upstream()):
             contained.add(step.key)
+        if step.stage.may_be_partial or any(up.key in doubtful for up in step.upstream()):
+            doubtful.add(step.key)
         if store.has(step.stage.kind, step.key):
-            if step.key not in contained or not manifest(store.path(step.stage.kind, step.key)).simulated:
+            lack = _lack(step, store) if step.key in contained or step.key in doubtful else ""
+            if not lack:
                 planned.append(Planned(step, "reuse", "made before from the same inputs"))
                 continue
             running[step.key] = step.label
-            planned.append(Planned(step, "run", "made before, but by a simulated container"))
+            planned.append(Planned(step, "run", f"made before, but {lack}"))
             continue
         waits = [up.label for up in step.upstream() if up.key in running]
         running[step.key] = step.label
@@ -84,3 +88,11 @@ def plan(goals: Iterable[Step], store: Store) -> Plan:
         )
         planned.append(Planned(step, "run", why))
     return Plan(tuple(planned))
+
+
+def _lack(step: Step, store: Store) -> str:
+    """What keeps an artifact that is there from being reused."""
+    there = manifest(store.path(step.stage.kind, step.key))
+    if there.simulated:
+        return "by a simulated container"
+    return "only in part" if there.partial else ""

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-Sink = Callable[[int, int, str], None]
+Sink = Callable[[int, int, str, float | None], None]
 _sink: list[Sink] = []
 
 
-def report(done: int, total: int, what: str) -> None:
-    """Tell whoever watches that `done` of `total` units of `what` are finished."""
+def report(done: int, total: int, what: str, left_s: float | None = None) -> None:
+    """Tell whoever watches that `done` of `total` units of `what` are finished, and how long the rest will take where
+    that is known better than from their number."""
     for sink in _sink:
-        sink(done, total, what)
+        sink(done, total, what, left_s)
 
 
 def install(sink: Sink) -> None:

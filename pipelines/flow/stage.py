@@ -20,7 +20,9 @@ class Stage:
     """What can be run: `function` is "module:name", called as (config, out, *, <input>=Path | list[Path]) -> facts.
 
     `packages` are the distributions whose versions change the result, so they enter the key. Raise `version`
-    when the code changes what comes out.
+    when the code changes what comes out. A stage that `may_be_partial` keeps what it has when it is stopped, or when
+    it loses what it measures, and says so in its fact `partial`: such an artifact serves the run that made it, and is
+    made anew by the next.
     """
 
     kind: str
@@ -30,6 +32,7 @@ class Stage:
     config_type: str
     packages: tuple[str, ...] = ()
     device_bound: bool = False
+    may_be_partial: bool = False
 
     @property
     def pace(self) -> str:

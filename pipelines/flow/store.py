@@ -41,6 +41,7 @@ class Manifest(Strict):
     seconds: float
     peak_rss: int
     simulated: bool = Field(default=False, description="made by a stand-in for a container; never to be promoted")
+    partial: bool = Field(default=False, description="lacks something that was to be in it, or was made from such")
 
 
 def manifest(artifact: Path) -> Manifest:

@@ -72,7 +72,10 @@ def _run(step: StepRequest, store: Store, events: IO[str]) -> bool:
     def tell(event: str, **more: object) -> None:
         events.write(json.dumps({"event": event, "key": step.key, **more}) + "\n")
 
-    progress.install(lambda done, total, what: tell("progress", done=done, total=total, what=what))
+    def moved_on(done: int, total: int, what: str, left_s: float | None) -> None:
+        tell("progress", done=done, total=total, what=what, left_s=left_s)
+
+    progress.install(moved_on)
     tell("started")
     with store.lock(step.key):
         _redirect(store.log_path(step.key))
@@ -90,16 +93,20 @@ def _run(step: StepRequest, store: Store, events: IO[str]) -> bool:
 
 
 def _is_there(step: StepRequest, store: Store) -> bool:
-    """Whether the artifact is there; a simulated one is none to a run that is not itself simulated."""
-    return store.has(step.kind, step.key) and (
-        _simulated(step, store) or not manifest(store.path(step.kind, step.key)).simulated
-    )
+    """Whether the artifact is there, whole; a simulated one is none to a run that is not itself simulated."""
+    if not store.has(step.kind, step.key):
+        return False
+    there = manifest(store.path(step.kind, step.key))
+    return not there.partial and (not there.simulated or _simulated(step, store))
 
 
 def _simulated(step: StepRequest, store: Store) -> bool:
     """Whether a stand-in for a container runtime started this worker, or made what the step reads."""
-    inputs = [path for given in step.inputs.values() for path in _listed(_paths(store, given))]
-    return os.environ.get(SIMULATED) == "1" or any(manifest(path).simulated for path in inputs)
+    return os.environ.get(SIMULATED) == "1" or any(manifest(path).simulated for path in _inputs(step, store))
+
+
+def _inputs(step: StepRequest, store: Store) -> list[Path]:
+    return [path for given in step.inputs.values() for path in _listed(_paths(store, given))]
 
 
 def _listed(given: Path | list[Path]) -> list[Path]:
@@ -149,6 +156,7 @@ def _make(step: StepRequest, store: Store) -> None:
                 started=started.isoformat(timespec="seconds"),
                 seconds=round(time.monotonic() - clock, 3),
                 simulated=_simulated(step, store) or facts.get("simulated") is True,
+                partial=facts.get("partial") is True or any(manifest(path).partial for path in _inputs(step, store)),
                 peak_rss=resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024,
             ),
         )

@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import ClassVar
 
@@ -18,7 +19,7 @@ from hypothesis import strategies as some
 from pipelines.config import Strict
 from pipelines.errors import TransientFailure
 from pipelines.flow import progress
-from pipelines.flow.executor import Event, Outcome, execute
+from pipelines.flow.executor import Event, Outcome, Watch, execute
 from pipelines.flow.plan import in_order, plan
 from pipelines.flow.stage import Stage, Step
 from pipelines.flow.store import Fact, Store, manifest
@@ -48,18 +49,28 @@ def toy(config: ToyConfig, out: Path, *, source: Path | None = None, many: list[
         case "hang":
             (Path(config.where) / "hanging").touch()
             time.sleep(600)
+        case "keep":
+            signal.signal(signal.SIGTERM, lambda *_: None)
+            progress.report(2, 2, "ready to be stopped", 12.5)
+            signal.pause()
     total = config.value + sum(int((p / "n").read_text()) for p in [*([source] if source else []), *(many or [])])
     (out / "n").write_text(str(total))
-    return {"total": total, "pid": os.getpid()}
+    return {"total": total, "pid": os.getpid(), "partial": config.do in ("lose", "keep")}
 
 
 TOY = Stage("toy", "toy", 1, "tests.unit.test_flow:toy", "tests.unit.test_flow:ToyConfig")
+FRAGILE = replace(TOY, name="fragile", may_be_partial=True)
 
 
 def step(
-    value: int = 0, do: str = "write", batch: str | None = None, where: str = "", **inputs: Step | tuple[Step, ...]
+    value: int = 0,
+    do: str = "write",
+    batch: str | None = None,
+    where: str = "",
+    stage: Stage = TOY,
+    **inputs: Step | tuple[Step, ...],
 ) -> Step:
-    return Step(TOY, f"toy {value} {do}", ToyConfig(value=value, do=do, where=where), inputs, batch=batch)
+    return Step(stage, f"toy {value} {do}", ToyConfig(value=value, do=do, where=where), inputs, batch=batch)
 
 
 @pytest.fixture
@@ -69,10 +80,10 @@ def store(tmp_path: Path) -> Store:
     return made
 
 
-def run(store: Store, *goals: Step) -> dict[str, Outcome]:
+def run(store: Store, *goals: Step, watch: Watch = lambda _: None) -> dict[str, Outcome]:
     root = str(Path(__file__).resolve().parents[2])
     # The toy stage lives in the tests, which a clean child cannot see unless it is told where.
-    return execute(plan(goals, store), store, lambda _: None, {"PYTHONPATH": root})
+    return execute(plan(goals, store), store, watch, {"PYTHONPATH": root})
 
 
 def test_facts_flow_down_and_the_manifest_records_where_from(store: Store) -> None:
@@ -176,6 +187,56 @@ def test_a_killed_run_leaves_nothing_that_hinders_the_next(store: Store, tmp_pat
     store.sweep()
     assert [] == list((store.root / ".tmp").glob("toy-*"))
     assert ["made"] == [o.state for o in run(store, step(1)).values()]
+
+
+def test_a_partial_artifact_serves_its_run_and_is_made_anew_by_the_next(store: Store) -> None:
+    """What lost a part is used by what follows it, which is partial too; the next run makes both again, no others."""
+    whole = step(1)
+    lossy = step(2, do="lose", stage=FRAGILE, source=whole)
+    last = step(3, source=lossy)
+    assert {"made"} == {outcome.state for outcome in run(store, last).values()}
+    assert [False, True, True] == [manifest(store.path("toy", s.key)).partial for s in (whole, lossy, last)]
+    assert ["reuse", "run", "run"] == [p.state for p in plan([last], store).steps]
+    assert "made before, but only in part" == plan([last], store).steps[1].why
+    before = (store.path("toy", last.key) / "manifest.json").stat().st_mtime_ns
+    assert ["reused", "made", "made"] == [outcome.state for outcome in run(store, last).values()]
+    assert before < (store.path("toy", last.key) / "manifest.json").stat().st_mtime_ns
+
+
+def test_a_stopped_stage_keeps_what_it_has_marked_partial(store: Store) -> None:
+    """Ctrl-C gives the stage its time to end; what it keeps is named, and is no whole artifact."""
+    told: list[Event] = []
+
+    def stop(event: Event) -> None:
+        told.append(event)
+        if event.text == "ready to be stopped":
+            raise KeyboardInterrupt
+
+    stopped = step(7, do="keep", stage=FRAGILE)
+    with pytest.raises(KeyboardInterrupt):
+        run(store, stopped, watch=stop)
+    artifact = store.path("toy", stopped.key)
+    assert (True, "7") == (manifest(artifact).partial, (artifact / "n").read_text())
+    assert ["started", "progress", "progress", "interrupted"] == [event.what for event in told]
+    assert 12.5 == told[2].left_s
+    assert f"{artifact}, marked partial" in told[-1].text
+    assert ["run"] == [p.state for p in plan([stopped], store).steps]
+
+
+def test_what_a_stopped_stage_did_not_keep_is_not_spoken_of(store: Store) -> None:
+    """A stage that just ends leaves no artifact, and nobody is told of one."""
+    told: list[Event] = []
+
+    def stop(event: Event) -> None:
+        told.append(event)
+        if event.what == "progress":
+            raise KeyboardInterrupt
+
+    stopped = step(8, do="hang", where=str(store.root), stage=FRAGILE)
+    with pytest.raises(KeyboardInterrupt):
+        run(store, stopped, watch=stop)
+    assert not store.has("toy", stopped.key)
+    assert ["started", "progress"] == [event.what for event in told]
 
 
 def test_two_runs_at_once_make_one_artifact(store: Store) -> None:
