@@ -11,7 +11,9 @@ class Capabilities:
 
     prompt_logprobs: it echoes a prompt with a log-probability for each token. context_logits: it cannot, but it gives
     all logits of a prompt, from which the same numbers are computed here. logprob_start: it takes `logprob_start_len`
-    and spares the work on earlier tokens. metrics: path of its Prometheus text ("/metrics"), "" where it has none.
+    and spares the work on earlier tokens. prompt_ranks: it takes `prompt_logprobs` and answers with log-probabilities by
+    token id, which is then read instead of an echo. token_ids: asked for `return_token_ids`, its events carry the ids of
+    generated tokens. metrics: path of its Prometheus text ("/metrics"), "" where it has none.
     """
 
     token_prompts: bool = True
@@ -19,11 +21,13 @@ class Capabilities:
     prompt_logprobs: bool = True
     context_logits: bool = False
     logprob_start: bool = False
+    prompt_ranks: bool = False
     top_logprobs: int = 20
     ignore_eos: bool = True
+    token_ids: bool = False
     metrics: str = ""
 
     @property
     def scores_prompts(self) -> bool:
         """Whether log-probabilities of a prompt can be had, one way or the other."""
-        return self.prompt_logprobs or self.context_logits
+        return self.prompt_logprobs or self.prompt_ranks or self.context_logits

@@ -99,7 +99,7 @@ def misplaced(engine: Path) -> list[Problem]:
 def capabilities(engine: Path) -> Capabilities:
     """Our own host can do all that an endpoint may."""
     del engine
-    return Capabilities(logprob_start=True, metrics="/metrics")
+    return Capabilities(logprob_start=True, token_ids=True, metrics="/metrics")
 
 
 @without_unused()
