@@ -15,12 +15,14 @@ from typing import Any, ClassVar, Literal
 from pydantic import Field, PositiveInt, field_validator
 
 from pipelines.config import Strict
+from pipelines.engine import smoke
 from pipelines.engine.pairing import Pairing
-from pipelines.engine.trtllm import capacity, checks, commands, cross, flags, provenance, record, rules, smoke, split
+from pipelines.engine.smoke import Checks
+from pipelines.engine.trtllm import capacity, checks, commands, cross, flags, provenance, record, rules, split
 from pipelines.engine.trtllm.case import Case, Limits, case
 from pipelines.engine.trtllm.checkpoint import Made, digest, provide
 from pipelines.engine.trtllm.compare import differences
-from pipelines.engine.trtllm.options import Checks, Gpu, KvCache, Plugins, Scheduler
+from pipelines.engine.trtllm.options import Gpu, KvCache, Plugins, Scheduler
 from pipelines.engine.trtllm.record import Record, capabilities, misplaced, serve
 from pipelines.engine.trtllm.running import run
 from pipelines.engine.trtllm.text import yaml_of
@@ -169,6 +171,10 @@ def build(config: TrtllmEngineConfig, out: Path, *, variant: Path, reference: Pa
     }
 
 
+def _scoring(served: Record) -> smoke.Asker | None:
+    return smoke.BY_LOGITS if served.context_logits else None
+
+
 def _limits(config: TrtllmEngineConfig) -> Limits:
     plugins = config.plugins
     return Limits(
@@ -271,7 +277,7 @@ def _ask(config: TrtllmEngineConfig, out: Path, served: Record, reference: Path)
     argv, env = serve(out, port, 1)
     log = out / record.LOGS / "serve.log"
     with smoke.served(argv, env, port, log, config.checks.startup_timeout_s) as ready_s:
-        return ready_s, smoke.check(served.model, port, config.checks, reference, scores=served.context_logits)
+        return ready_s, smoke.check(served.model, port, config.checks, reference, _scoring(served))
 
 
 def _precision(made: Made) -> str:

@@ -14,11 +14,13 @@ from typing import Any, ClassVar, Literal
 from pydantic import Field, PositiveInt
 
 from pipelines.config import Strict
+from pipelines.engine import smoke
 from pipelines.engine.pairing import Pairing
-from pipelines.engine.trtllm import capacity, checks, flags, provenance, record, smoke, split
+from pipelines.engine.smoke import Checks
+from pipelines.engine.trtllm import capacity, checks, flags, provenance, record, split
 from pipelines.engine.trtllm.case import Case, Limits, case
 from pipelines.engine.trtllm.loader import recognized
-from pipelines.engine.trtllm.options import Checks, Gpu, KvCache, Scheduler
+from pipelines.engine.trtllm.options import Gpu, KvCache, Scheduler
 from pipelines.engine.trtllm.record import Record, capabilities, misplaced, serve
 from pipelines.engine.trtllm.text import yaml_of
 from pipelines.errors import ConfigError, InputError, Problem
@@ -154,7 +156,7 @@ def build(config: TrtllmPytorchConfig, out: Path, *, variant: Path, reference: P
     port = smoke.free_port()
     argv, env = serve(out, port, 1)
     with smoke.served(argv, env, port, out / record.LOGS / "serve.log", config.checks.startup_timeout_s) as ready_s:
-        smoked = smoke.check(name, port, config.checks, reference, scores=served.context_logits)
+        smoked = smoke.check(name, port, config.checks, reference, _scoring(served))
     report(STEPS, STEPS, "server")
     return {
         "target": config.target,
@@ -172,6 +174,10 @@ def build(config: TrtllmPytorchConfig, out: Path, *, variant: Path, reference: P
         **smoked,
         **provenance.facts_of(variant, {"serve": record.argv(served, Path(), 8000)}, {}),
     }
+
+
+def _scoring(served: Record) -> smoke.Asker | None:
+    return smoke.BY_LOGITS if served.context_logits else None
 
 
 def _limits(config: TrtllmPytorchConfig) -> Limits:

@@ -15,9 +15,10 @@ from safetensors.numpy import save_file
 
 from pipelines.engine import trtllm_engine, trtllm_pytorch
 from pipelines.engine.card import read_card
+from pipelines.engine.smoke import Checks
 from pipelines.engine.table import TARGETS
 from pipelines.engine.trtllm import flags, record
-from pipelines.engine.trtllm.options import Checks, KvCache, Plugins
+from pipelines.engine.trtllm.options import KvCache, Plugins
 from pipelines.errors import ConfigError, EnvironmentProblem, InputError, QuantgateError, StageFailed, TransientFailure
 from pipelines.flow.store import Fact, Manifest
 from tests import fake_trtllm

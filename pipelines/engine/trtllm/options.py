@@ -49,26 +49,6 @@ class Scheduler(Strict):
     )
 
 
-class Checks(Strict):
-    """What a server of the result must show before it counts as built."""
-
-    prompts: int = Field(default=2, ge=1, description="held-out windows whose starts are given as prompts")
-    max_tokens: int = Field(default=16, ge=1, description="tokens each has to be answered with")
-    scored_tokens: int | None = Field(
-        default=None,
-        ge=2,
-        description="where prompts can be scored: tokens of each held-out window that are; null: all. Each costs a row "
-        "of logits as JSON, some 19 bytes for every word of the vocabulary",
-    )
-    max_ppl_ratio: float = Field(
-        default=3.0, gt=1, description="perplexity beyond this multiple of the base's is noise"
-    )
-    max_ppl_drift: float = Field(
-        default=1.1, gt=1, description="perplexity may differ by this factor from the variant's own"
-    )
-    startup_timeout_s: float = Field(default=1800, gt=0, description="for the server to answer after its start")
-
-
 class Plugins(Strict):
     """Plugins and features of `trtllm-build`; null leaves each to the tool, whose own default is said."""
 

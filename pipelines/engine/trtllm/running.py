@@ -12,9 +12,9 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from pipelines.engine.smoke import last_words
 from pipelines.errors import EnvironmentProblem, StageFailed, TransientFailure
 
-TAIL_LINES = 15
 SAMPLE_S = 1.0
 RECORDED = ("TLLM_", "TRTLLM_", "TRT_", "CUDA_VISIBLE", "NCCL_", "BUILDER_FORCE_")
 """Beginnings of the variables that change what these tools do; the others are not recorded."""
@@ -81,12 +81,6 @@ def _refuse_failure(command: str, code: int, log: Path) -> None:
     if code < 0:
         raise TransientFailure(f"{name} was ended by {signal.Signals(-code).name}{last_words(log)}")
     raise StageFailed(f"{name} ended with exit code {code}{last_words(log)}")
-
-
-def last_words(log: Path) -> str:
-    """The end of what a tool said, for an error message."""
-    lines = log.read_text(errors="replace").splitlines()[-TAIL_LINES:]
-    return "; its last words:\n" + "\n".join(lines) if lines else "; it said nothing"
 
 
 @contextmanager

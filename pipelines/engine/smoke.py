@@ -1,4 +1,4 @@
-"""A build's own server, asked once: does it start on this GPU, answer, and still predict what the variant predicts?
+"""A build's own server, asked once: does it start on this machine, answer, and still predict what the variant predicts?
 
 Standard library and numpy only: this runs in the library's toolchain. Scoring and probing have their own client.
 """
@@ -13,14 +13,16 @@ import subprocess
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from pipelines.engine import context_logits
-from pipelines.engine.trtllm.options import Checks
-from pipelines.engine.trtllm.running import last_words
+from pydantic import Field
+
+from pipelines.config import Strict
+from pipelines.engine import context_logits, prompt_ranks
 from pipelines.errors import EnvironmentProblem, StageFailed
 from pipelines.flow.progress import report
 from pipelines.flow.store import Fact, facts
@@ -34,7 +36,56 @@ POLL_S = 0.25
 GRACE_S = 20.0
 ANSWER_S = 600.0
 HOST = "127.0.0.1"
+TAIL_LINES = 15
 _opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))  # loopback is behind no proxy
+
+
+class Checks(Strict):
+    """What a server of the result must show before it counts as built."""
+
+    prompts: int = Field(default=2, ge=1, description="held-out windows whose starts are given as prompts")
+    max_tokens: int = Field(default=16, ge=1, description="tokens each has to be answered with")
+    scored_tokens: int | None = Field(
+        default=None,
+        ge=2,
+        description="where prompts can be scored: tokens of each held-out window that are; null: all. A server that "
+        "gives logits only writes a row for each as JSON, some 19 bytes for every word of the vocabulary",
+    )
+    max_ppl_ratio: float = Field(
+        default=3.0, gt=1, description="perplexity beyond this multiple of the base's is noise"
+    )
+    max_ppl_drift: float = Field(
+        default=1.1, gt=1, description="perplexity may differ by this factor from the variant's own"
+    )
+    startup_timeout_s: float = Field(default=1800, gt=0, description="for the server to answer after its start")
+
+
+@dataclass(frozen=True, slots=True)
+class Asker:
+    """How a server is asked to score a prompt: what goes into the request, and how log-probabilities of all its tokens
+    but the first are read from the answer; ValueError where they are not all there."""
+
+    request: Mapping[str, Any]
+    read: Callable[[Sequence[int], bytes], Sequence[float | None]]
+
+
+def _read_logits(ids: Sequence[int], body: bytes) -> Sequence[float | None]:
+    _, logits = context_logits.read(body)
+    if logits is None:
+        raise ValueError("no context_logits came; was the engine built with gather_context_logits?")
+    return context_logits.score(ids, logits)[0]
+
+
+def _read_ranks(ids: Sequence[int], body: bytes) -> Sequence[float | None]:
+    try:
+        choice = json.loads(body)["choices"][0]
+    except (KeyError, IndexError, TypeError):
+        raise ValueError("no choices came") from None
+    return [place.logprob for place in prompt_ranks.read(ids, 1, 1, choice)]
+
+
+BY_LOGITS = Asker(context_logits.REQUEST, _read_logits)
+BY_RANKS = Asker({**prompt_ranks.REQUEST, "prompt_logprobs": 1}, _read_ranks)
 
 
 def free_port() -> int:
@@ -74,7 +125,7 @@ def served(argv: Sequence[str], env: Mapping[str, str], port: int, log: Path, ti
             _stop(process)
 
 
-def check(model: str, port: int, config: Checks, reference: Path, *, scores: bool) -> dict[str, Fact]:
+def check(model: str, port: int, config: Checks, reference: Path, scoring: Asker | None) -> dict[str, Fact]:
     """Ask for answers, and where prompts can be scored for the perplexity of held-out windows.
 
     Raises:
@@ -82,13 +133,13 @@ def check(model: str, port: int, config: Checks, reference: Path, *, scores: boo
     """
     ids, logprobs = load_tokens(reference)
     told: dict[str, Fact] = {"smoke_answers": _answers(model, port, config, ids)}
-    if not scores:
+    if scoring is None:
         return told
     length = min(config.scored_tokens or ids.shape[1], ids.shape[1])
     found = []
     for done, row in enumerate(ids):
         report(done, len(ids), "windows scored by the engine")
-        found += _scored(model, port, [int(i) for i in row[:length]])
+        found += _scored(model, port, scoring, [int(i) for i in row[:length]])
     report(len(ids), len(ids), "windows scored by the engine")
     return told | _perplexities(config, found, logprobs[:, : length - 1], reference, length == ids.shape[1])
 
@@ -108,13 +159,10 @@ def _answers(model: str, port: int, config: Checks, ids: NDArray[np.int32]) -> i
     return len(shown)
 
 
-def _scored(model: str, port: int, ids: list[int]) -> list[float]:
-    body = _post(port, {"model": model, "prompt": ids, **context_logits.REQUEST})
+def _scored(model: str, port: int, scoring: Asker, ids: list[int]) -> list[float]:
+    body = _post(port, {"model": model, "prompt": ids, **scoring.request})
     try:
-        _, logits = context_logits.read(body)
-        if logits is None:
-            raise ValueError("no context_logits came; was the engine built with gather_context_logits?")
-        logprobs, _ = context_logits.score(ids, logits)
+        logprobs = scoring.read(ids, body)
     except ValueError as error:
         raise StageFailed(f"prompts cannot be scored: {error}") from None
     return [value for value in logprobs if value is not None]
@@ -173,3 +221,9 @@ def _stop(process: subprocess.Popen[bytes]) -> None:
             os.killpg(process.pid, sig)
         with suppress(subprocess.TimeoutExpired):
             process.wait(GRACE_S)
+
+
+def last_words(log: Path) -> str:
+    """The end of what a tool said, for an error message."""
+    lines = log.read_text(errors="replace").splitlines()[-TAIL_LINES:]
+    return "; its last words:\n" + "\n".join(lines) if lines else "; it said nothing"
