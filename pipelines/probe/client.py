@@ -8,44 +8,57 @@ from __future__ import annotations
 import asyncio
 import gc
 import json
+import os
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Self
 
+from pipelines.probe.alarm import Alarm
+from pipelines.probe.connection import Clock, Connections, Flight
 from pipelines.probe.sse import Chunk
 
 if TYPE_CHECKING:
     from types import TracebackType
 
-    import aiohttp
-
-KEEPALIVE_S = 2.0  # shorter than any server's own, so that no request meets a connection the server is just closing
+INTERRUPTED = "interrupted"
 
 
 @dataclass(frozen=True, slots=True)
 class Address:
-    """Where a model is served. `base_url` includes the API's version, as OpenAI clients have it (http://host:port/v1)."""
+    """Where a model is served. `base_url` includes the API's version, as OpenAI clients have it (http://host:port/v1).
+
+    token_ids: the server adds the ids of generated tokens to its events when asked. headers go with every request;
+    they may hold a secret, so they are not shown.
+    """
 
     base_url: str
     model: str
     ignore_eos: bool
+    token_ids: bool = False
+    headers: Mapping[str, str] = field(default_factory=dict, repr=False)
 
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """A request ready to be sent; `due_s` counts from the start of the load, None in a closed loop."""
+    """A request ready to be sent, in the order of the load.
+
+    due_s: not before this, from the start of the load. among: not before fewer than this many are in flight.
+    An open loop has the first, a closed loop the second; `among` may change within a load (a spike).
+    """
 
     body: bytes
     due_s: float | None = None
+    among: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Exchange:
     """What happened to one request, in seconds since the start of the load.
 
-    `failure` is an error class (timeout, refused, 4xx, 5xx, broken_stream), or None if HTTP went well.
+    `failure` is an error class (timeout, refused, 4xx, 5xx, broken_stream, interrupted), or None if HTTP went well.
+    A request never sent has sent_s equal to scheduled_s and no chunks.
     """
 
     scheduled_s: float
@@ -55,12 +68,19 @@ class Exchange:
     failure: str | None
 
 
-@dataclass(slots=True)
-class Recording:
-    """Exchanges of one load by position in its schedule."""
+@dataclass(frozen=True, slots=True)
+class Sent:
+    """A load as it went: when it started by the client's clock, one exchange per request in the order given.
+
+    cpu_s: what this process spent meanwhile. real_time: it went before other processes, where the kernel allows that.
+    interrupted: Ctrl-C came; requests without an answer say so.
+    """
 
     started_s: float
-    exchanges: dict[int, Exchange] = field(default_factory=dict)
+    exchanges: tuple[Exchange, ...]
+    cpu_s: float
+    real_time: bool
+    interrupted: bool
 
 
 def completion_body(address: Address, ids: Sequence[int], max_tokens: int) -> bytes:
@@ -75,108 +95,138 @@ def completion_body(address: Address, ids: Sequence[int], max_tokens: int) -> by
     }
     if address.ignore_eos:
         body["ignore_eos"] = True
+    if address.token_ids:
+        body["return_token_ids"] = True
     return json.dumps(body, separators=(",", ":")).encode()
 
 
 class Client:
     """Sends loads to one server. Connections are kept between loads and their number is not limited."""
 
-    def __init__(self, base_url: str, *, timeout_s: float, clock: Callable[[], float] = time.monotonic) -> None:
-        self._url = f"{base_url.rstrip('/')}/completions"
-        self._timeout_s = timeout_s
+    def __init__(
+        self,
+        base_url: str,
+        *,
+        timeout_s: float,
+        headers: Mapping[str, str] | None = None,
+        clock: Clock = time.monotonic,
+        real_time: bool = True,
+    ) -> None:
+        self._connections = Connections(f"{base_url.rstrip('/')}/completions", headers or {}, timeout_s, clock)
         self._clock = clock
+        self._real_time = real_time
 
     def __enter__(self) -> Self:
         import uvloop
 
         self._runner = asyncio.Runner(loop_factory=uvloop.new_event_loop)
-        self._session = self._runner.run(self._open())
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
         try:
-            self._runner.run(self._session.close())
+            self._runner.run(self._connections.close())
         finally:
             self._runner.close()
 
-    def run(self, requests: Sequence[Request], *, concurrency: int | None) -> tuple[float, list[Exchange]]:
-        """Send all requests: with `concurrency` in flight, or each at its due time when that is None.
+    def run(self, requests: Sequence[Request]) -> Sent:
+        """Send all requests and wait for all answers; Ctrl-C ends it early, with what there is."""
+        load = _Load(self._connections, requests)
+        interrupted = False
+        with undisturbed(real_time=self._real_time) as real_time:
+            spent_s = time.process_time()
+            load.started_s = self._clock()
+            try:
+                self._runner.run(load.send_all())
+            except KeyboardInterrupt:
+                interrupted = True
+            spent_s = time.process_time() - spent_s
+        return Sent(load.started_s, load.exchanges(self._clock()), spent_s, real_time, interrupted)
 
-        Returns the clock at the start of the load, and one exchange per request in the order given.
-        """
-        with _collector_at_rest():
-            recording = Recording(self._clock())
-            if concurrency is None:
-                self._runner.run(self._open_loop(requests, recording))
-            else:
-                self._runner.run(self._closed_loop(requests, recording, concurrency))
-        return recording.started_s, [recording.exchanges[k] for k in range(len(requests))]
 
-    async def _open(self) -> aiohttp.ClientSession:
-        import aiohttp
+class _Load:
+    """One load on its way."""
 
-        return aiohttp.ClientSession(
-            connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=KEEPALIVE_S),
-            timeout=aiohttp.ClientTimeout(total=self._timeout_s),
-            headers={"Content-Type": "application/json", "Accept-Encoding": "identity"},
-            auto_decompress=False,
-        )
+    def __init__(self, connections: Connections, requests: Sequence[Request]) -> None:
+        self._connections = connections
+        self._clock = connections.clock
+        self._requests = requests
+        self._flights: list[Flight] = []
+        self._in_flight = 0
+        self._landed: asyncio.Event
+        self.started_s = 0.0
 
-    async def _open_loop(self, requests: Sequence[Request], recording: Recording) -> None:
+    async def send_all(self) -> None:
         """Start every request at its absolute due time: an early or late one does not move those after it."""
-        async with asyncio.TaskGroup() as group:
-            for k, request in enumerate(requests):
-                due_s = recording.started_s + (request.due_s or 0.0)
-                while (left_s := due_s - self._clock()) > 0:
-                    await asyncio.sleep(left_s)
-                group.create_task(self._record(k, request.body, due_s, recording))
+        self._landed, due = asyncio.Event(), asyncio.Event()
+        with Alarm(due.set) as alarm:
+            for request in self._requests:
+                due_s = None if request.due_s is None else self.started_s + request.due_s
+                while due_s is not None and (left_s := due_s - self._clock()) > 0:
+                    due.clear()
+                    alarm.set(left_s)
+                    await due.wait()
+                while request.among is not None and self._in_flight >= request.among:
+                    await self._one_more_landed()
+                flight = Flight(request.body, self._clock() if due_s is None else due_s, self._one_landed)
+                self._flights.append(flight)
+                self._in_flight += 1
+                self._connections.send(flight)
+                await asyncio.sleep(0)  # answers that are there are read before the next request goes out
+        while self._in_flight:
+            await self._one_more_landed()
 
-    async def _closed_loop(self, requests: Sequence[Request], recording: Recording, concurrency: int) -> None:
-        waiting = iter(enumerate(requests))
+    def _one_landed(self) -> None:
+        self._in_flight -= 1
+        self._landed.set()
 
-        async def stream_after_stream() -> None:
-            for k, request in waiting:
-                await self._record(k, request.body, self._clock(), recording)
+    async def _one_more_landed(self) -> None:
+        self._landed.clear()
+        await self._landed.wait()
 
-        async with asyncio.TaskGroup() as group:
-            for _ in range(min(concurrency, len(requests))):
-                group.create_task(stream_after_stream())
+    def exchanges(self, now_s: float) -> tuple[Exchange, ...]:
+        """What happened to each request; those without an end were interrupted at `now_s`."""
+        zero = self.started_s
+        found = [_exchange(flight, zero, now_s) for flight in self._flights]
+        for request in self._requests[len(found) :]:
+            due_s = now_s - zero if request.due_s is None else request.due_s
+            found.append(Exchange(due_s, due_s, due_s, (), INTERRUPTED))
+        return tuple(found)
 
-    async def _record(self, k: int, body: bytes, due_s: float, recording: Recording) -> None:
-        chunks: list[Chunk] = []
-        sent_s = self._clock()
-        failure = await self._exchange(body, chunks)
-        zero = recording.started_s
-        since_start = tuple((at_s - zero, data) for at_s, data in chunks)
-        recording.exchanges[k] = Exchange(due_s - zero, sent_s - zero, self._clock() - zero, since_start, failure)
 
-    async def _exchange(self, body: bytes, chunks: list[Chunk]) -> str | None:
-        """Send one request and note each piece of the answer as it arrives; return the error class, if any."""
-        import aiohttp
-
-        try:
-            async with self._session.post(self._url, data=body) as response:
-                if response.status != 200:
-                    return f"{response.status // 100}xx"
-                while data := await response.content.readany():
-                    chunks.append((self._clock(), data))
-        except TimeoutError:
-            return "timeout"
-        except aiohttp.ClientConnectorError:
-            return "refused"
-        except (aiohttp.ClientError, ConnectionError):
-            return "broken_stream"
-        return None
+def _exchange(flight: Flight, zero: float, now_s: float) -> Exchange:
+    chunks = tuple((at_s - zero, data) for at_s, data in flight.chunks)
+    ended_s, failure = (now_s, INTERRUPTED) if flight.ended_s is None else (flight.ended_s, flight.failure)
+    return Exchange(flight.due_s - zero, flight.sent_s - zero, ended_s - zero, chunks, failure)
 
 
 @contextmanager
-def _collector_at_rest() -> Iterator[None]:
-    """Keep the garbage collector from pausing the client in the middle of a load."""
+def undisturbed(*, real_time: bool = True) -> Iterator[bool]:
+    """Keep the garbage collector out, and other processes if this one may ask for that, in the middle of a load.
+
+    A client that has to wait for a CPU would count that wait as the server's. It takes little of one itself. Yields
+    whether the kernel agreed.
+    """
     gc.collect()
     gc.freeze()
     gc.disable()
+    before = _ask_for_real_time() if real_time else None
     try:
-        yield
+        yield before is not None
     finally:
+        if before is not None:
+            with suppress(OSError):
+                os.sched_setscheduler(0, before, os.sched_param(0))
         gc.enable()
         gc.unfreeze()
+
+
+def _ask_for_real_time() -> int | None:
+    """Ask the kernel to run this thread whenever it can; return the policy before, None if that was refused."""
+    if not hasattr(os, "sched_setscheduler"):
+        return None
+    before = os.sched_getscheduler(0)
+    try:
+        os.sched_setscheduler(0, os.SCHED_RR | os.SCHED_RESET_ON_FORK, os.sched_param(1))
+    except OSError:
+        return None
+    return before

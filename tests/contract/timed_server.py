@@ -33,6 +33,7 @@ class Behaviour:
     fault: str = ""
     stall_on: int = -1
     exit_on: int = -1
+    key: str = ""
 
 
 BEHAVIOURS = {
@@ -48,6 +49,7 @@ BEHAVIOURS = {
     "hanging": Behaviour(fault="hang"),
     "dying": Behaviour(exit_on=6),
     "stalling": Behaviour(stall_on=3),
+    "guarded": Behaviour(key="Bearer sesame"),
 }
 STALL_S = 0.5
 
@@ -86,6 +88,8 @@ async def complete(request: web.Request) -> web.StreamResponse:
         served.stall_s.append(time.monotonic())
     if number == behaviour.exit_on:
         os._exit(1)
+    if behaviour.key != request.headers.get("Authorization", ""):
+        return web.json_response({"error": {"message": "no such key"}}, status=401)
     if behaviour.status != 200:
         return web.json_response({"error": {"message": "as configured"}}, status=behaviour.status)
     if behaviour.fault == "hang":

@@ -26,7 +26,7 @@ DONE = b"data: [DONE]\n\n"
 def test_plain_stream() -> None:
     """Each event has the arrival time of its chunk; the usage event and [DONE] are not tokens."""
     answer = sse.read([(0.5, event("a")), (0.6, event("b")), (0.7, event("c") + usage_event(3) + DONE)])
-    assert answer == sse.Answer(token_times_s=(0.5, 0.6, 0.7), tokens=3, first_tokens=1, error=None)
+    assert answer == sse.Answer((0.5, 0.6, 0.7), 3, 1, None, usage=sse.Usage(output_tokens=3))
 
 
 @given(data=st.data())
@@ -59,6 +59,22 @@ def test_several_tokens_an_event_by_usage() -> None:
     chunks = [(0.1 * k, event("abcd")) for k in range(4)]
     answer = sse.read([*chunks, (0.5, usage_event(16) + DONE)])
     assert (answer.tokens, answer.first_tokens) == (16, 4)
+
+
+@pytest.mark.parametrize(
+    ("events", "tokens", "first"),
+    [
+        (["aaaa"] * 4 + ["aa"], 18, 4),  # the last event is short: 18 // 5 would say 3
+        (["a"] * 16, 16, 1),
+        (["aaaaaa", "a", "a"], 3, 1),  # one token may have more text than others
+        (["a"] * 15, 16, 1),  # the end-of-text token has no text of its own
+        (["aaaaaaaa", "a"], 3, 2),  # every later event brought at least one
+    ],
+)
+def test_what_the_first_event_brought_by_its_share_of_the_text(events: list[str], tokens: int, first: int) -> None:
+    """Where only the total is known, several tokens an event are shared out by the text; one an event stays one."""
+    chunks = [(0.1 * k, event(text)) for k, text in enumerate(events)]
+    assert first == sse.read([*chunks, (9.0, usage_event(tokens) + DONE)]).first_tokens
 
 
 def test_several_tokens_an_event_by_ids() -> None:
