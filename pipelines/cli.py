@@ -131,6 +131,23 @@ def _sweepable(parser: argparse.ArgumentParser) -> None:
     )
 
 
+def _self_testable(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--self-test", action="store_true", help="measure the client against a server of known timing")
+    parser.add_argument("--rates", type=_rates, help="with --self-test: requests a second (default: 20,100,300)")
+    parser.add_argument("--seconds", type=_positive, help="with --self-test: at each rate (default: 10)")
+
+
+def _rates(text: str) -> tuple[float, ...]:
+    return tuple(_positive(part) for part in text.split(","))
+
+
+def _positive(text: str) -> float:
+    number = float(text)
+    if not 0 < number < float("inf"):
+        raise argparse.ArgumentTypeError(f"{text} is not a number above 0")
+    return number
+
+
 def _listable(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--all", action="store_true", help="list every step, however many there are")
 
@@ -193,7 +210,8 @@ def _verbs() -> dict[str, Verb]:
         "run": Verb("take a campaign from the base checkpoint to a decision, a report and MLflow",
                     lazily(campaign, "run"), True, _sweepable),
         "score": Verb("run a campaign as far as its scores", lazily(campaign, "score"), True),
-        "probe": Verb("run a campaign as far as scores and latency", lazily(campaign, "probe"), True),
+        "probe": Verb("run a campaign as far as scores and latency; --self-test measures the probe's own error",
+                      lazily("pipelines.verbs.probe", "probe"), True, _self_testable),
         "decide": Verb("run a campaign as far as its decision and report", lazily(campaign, "decide"), True),
         "promote": Verb("make the winner of a decision the champion", lazily(campaign, "promote"), True, _promotable),
         "rollback": Verb("make the champion before it the champion again",
