@@ -1,7 +1,9 @@
-"""What an engine's server uses under load: memory and CPU of its process group; and how busy the machine is besides.
+"""What an engine's server uses under load: memory and CPU of its process group, GPUs, and its own metrics; and how busy
+the machine is besides.
 
-Run as a program it is the sampling process, apart from the client: `python -m pipelines.probe.sampler PID CLIENT_PID`
-prints a JSON sample about ten times a second, on the clock of `time.monotonic`, until its standard input closes.
+Run as a program it is the sampling process, apart from the client: `python -m pipelines.probe.sampler SUBJECT`, with a
+`Subject` as JSON, prints a JSON sample about ten times a second, on the clock of `time.monotonic`, until its standard
+input closes; the last line holds its notes.
 """
 
 from __future__ import annotations
@@ -10,88 +12,70 @@ import contextlib
 import json
 import os
 import select
+import signal
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import IO, TYPE_CHECKING, Self
+
+from pipelines.probe import gpu
+from pipelines.probe.samples import INTERVAL_S, Sample
+from pipelines.probe.scraper import Scraper
 
 if TYPE_CHECKING:
     from types import TracebackType
 
     import psutil
 
-INTERVAL_S = 0.1
 GROUP_REFRESH_S = 1.0
 STOP_TIMEOUT_S = 5.0
-NOBODY = -1  # the server runs elsewhere: no process has this id
+FIRST_TIMEOUT_S = 5.0
+CUT_SHORT = "the sampling process ended early"
 
 
 @dataclass(frozen=True, slots=True)
-class Sample:
-    """One look at the machine. CPU times are seconds since some start, so only differences mean something.
+class Subject:
+    """What to sample: the leader of the server's process group, None where it is not ours; the client's process; where
+    the server's metrics are, "" where it has none."""
 
-    client_cpu_s includes the sampler; busy_cpu_s is the whole machine's, with what a hypervisor stole.
-    """
-
-    at_s: float
-    rss_bytes: int
-    server_cpu_s: float
-    client_cpu_s: float
-    busy_cpu_s: float
-    load_average: float
+    server_pid: int | None
+    client_pid: int
+    metrics_url: str = ""
 
 
 @dataclass(frozen=True, slots=True)
-class Usage:
-    """Samples of a stretch of time in a few figures; None where too few samples fell into it.
+class Notes:
+    """Why something was not sampled, "" where it was."""
 
-    cpu_percent: of one CPU, so 200 is two CPUs in full. foreign_cpu_percent: share of the whole machine that was
-    taken by neither server nor client. load_average: the highest one-minute average seen.
-    """
-
-    peak_rss_bytes: int | None
-    cpu_percent: float | None
-    foreign_cpu_percent: float | None
-    load_average: float | None
-
-
-def usage(samples: Sequence[Sample], start_s: float, end_s: float, cpus: int) -> Usage:
-    """Summarize the samples from `start_s` to `end_s` (and one interval around, so that short loads have some)."""
-    inside = [s for s in samples if start_s - INTERVAL_S <= s.at_s <= end_s + INTERVAL_S]
-    if not inside:
-        return Usage(None, None, None, None)
-    peak = max(sample.rss_bytes for sample in inside)
-    load = max(sample.load_average for sample in inside)
-    first, last = inside[0], inside[-1]
-    seconds = last.at_s - first.at_s
-    if seconds <= 0:
-        return Usage(peak, None, None, load)
-    server = last.server_cpu_s - first.server_cpu_s
-    client = last.client_cpu_s - first.client_cpu_s
-    busy = last.busy_cpu_s - first.busy_cpu_s
-    foreign = min(100.0, max(0.0, busy - server - client) / (seconds * cpus) * 100)
-    return Usage(peak, max(0.0, server) / seconds * 100, foreign, load)
+    gpu: str = ""
+    metrics: str = ""
 
 
 class Sampler:
-    """Samples a server from a process of its own while the `with` block lasts; read `samples` after it."""
+    """Samples a server from a process of its own while the `with` block lasts; read `samples` and `notes` after it."""
 
-    def __init__(self, server_pid: int | None) -> None:
-        self._server_pid = NOBODY if server_pid is None else server_pid
+    def __init__(self, server_pid: int | None, metrics_url: str = "") -> None:
+        self._subject = Subject(server_pid, os.getpid(), metrics_url)
         self.samples: tuple[Sample, ...] = ()
+        self.notes = Notes(CUT_SHORT, CUT_SHORT)
 
     def __enter__(self) -> Self:
         self._written: IO[bytes] = tempfile.TemporaryFile()
-        command = [sys.executable, "-m", "pipelines.probe.sampler", str(self._server_pid), str(os.getpid())]
+        command = [sys.executable, "-m", "pipelines.probe.sampler", json.dumps(asdict(self._subject))]
         self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=self._written)
         return self
 
     def seen(self) -> int:
         """Count the samples taken so far."""
         return os.pread(self._written.fileno(), os.fstat(self._written.fileno()).st_size, 0).count(b"\n")
+
+    def wait(self) -> None:
+        """Return once there is a sample, so that the server is seen before it is asked anything."""
+        deadline_s = time.monotonic() + FIRST_TIMEOUT_S
+        while not self.seen() and time.monotonic() < deadline_s and self._process.poll() is None:
+            time.sleep(0.01)
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
         with self._written, self._process:
@@ -102,7 +86,9 @@ class Sampler:
             except subprocess.TimeoutExpired:
                 self._process.kill()
             self._written.seek(0)
-            self.samples = tuple(Sample(**json.loads(line)) for line in self._written if line.endswith(b"\n"))
+            lines = [json.loads(line) for line in self._written if line.endswith(b"\n")]
+        self.samples = tuple(Sample(**line) for line in lines if "at_s" in line)
+        self.notes = next((Notes(**line) for line in lines if "at_s" not in line), self.notes)
 
 
 class _Group:
@@ -113,6 +99,10 @@ class _Group:
         self._members: list[psutil.Process] = []
         self._cpu_s: dict[int, float] = {}
         self._refreshed_s = float("-inf")
+
+    @property
+    def pids(self) -> list[int]:
+        return [process.pid for process in self._members]
 
     def measure(self) -> tuple[int, float]:
         """Return (resident bytes now, CPU seconds so far)."""
@@ -139,10 +129,10 @@ def _members(leader_pid: int) -> list[psutil.Process]:
     except ProcessLookupError:
         return []
     found = []
-    for process in psutil.process_iter():
+    for pid in psutil.pids():
         with contextlib.suppress(psutil.Error, ProcessLookupError, PermissionError):
-            if os.getpgid(process.pid) == group:
-                found.append(process)
+            if os.getpgid(pid) == group:
+                found.append(psutil.Process(pid))
     return found
 
 
@@ -164,25 +154,51 @@ def _busy_cpu_s() -> float:
     return sum(getattr(times, name, 0.0) for name in ("user", "nice", "system", "irq", "softirq", "steal"))
 
 
-def main(server_pid: int, client_pid: int) -> None:
-    """Print samples until standard input closes, which it also does when the client is gone."""
-    group = _Group(server_pid)
-    due_s = time.monotonic()
-    while True:
-        rss, cpu_s = group.measure()
+class _Watch:
+    """Everything that is looked at, in one look."""
+
+    def __init__(self, subject: Subject) -> None:
+        self._client_pid = subject.client_pid
+        self._group = None if subject.server_pid is None else _Group(subject.server_pid)
+        self._gpus, self.gpu_note = gpu.find()
+        self.scraper = Scraper(subject.metrics_url)
+
+    def look(self) -> dict[str, object]:
+        """A sample, as it is printed."""
+        rss, cpu_s = (None, None) if self._group is None else self._group.measure()
+        gpus = None if self._gpus is None else self._gpus.look(self._group.pids if self._group else ())
+        scraped = self.scraper.take()
         sample = Sample(
             at_s=time.monotonic(),
             rss_bytes=rss,
             server_cpu_s=cpu_s,
-            client_cpu_s=_own_cpu_s(client_pid),
+            client_cpu_s=_own_cpu_s(self._client_pid),
             busy_cpu_s=_busy_cpu_s(),
             load_average=os.getloadavg()[0],
         )
-        print(json.dumps(asdict(sample)), flush=True)
-        due_s = max(due_s + INTERVAL_S, time.monotonic())
-        if select.select([sys.stdin], [], [], max(0.0, due_s - time.monotonic()))[0]:
-            return
+        seen = {f"gpu_{name}": value for name, value in asdict(gpus).items()} if gpus else {}
+        return asdict(sample) | seen | (asdict(scraped) if scraped else {})
+
+
+def main(subject: Subject) -> None:
+    """Print samples until standard input closes, which it also does when the client is gone; then the notes.
+
+    Whoever ends the client's process group lets the client finish, and so do we.
+    """
+    for ending in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(ending, signal.SIG_IGN)
+    watch = _Watch(subject)
+    due_s = time.monotonic()
+    with watch.scraper as scraper:
+        while True:
+            print(json.dumps(watch.look()), flush=True)
+            due_s = max(due_s + INTERVAL_S, time.monotonic())
+            if select.select([sys.stdin], [], [], max(0.0, due_s - time.monotonic()))[0]:
+                break
+        scraper.again()
+        print(json.dumps(watch.look()), flush=True)
+    print(json.dumps(asdict(Notes(watch.gpu_note, scraper.note))), flush=True)
 
 
 if __name__ == "__main__":
-    main(int(sys.argv[1]), int(sys.argv[2]))
+    main(Subject(**json.loads(sys.argv[1])))

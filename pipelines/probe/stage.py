@@ -2,26 +2,34 @@
 
 from __future__ import annotations
 
-import json
 import os
-from collections.abc import Callable, Sequence
+import signal
+import threading
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 
-from pipelines.errors import InputError, StageFailed
+from pipelines.errors import StageFailed
 from pipelines.flow import device, progress
-from pipelines.probe import latency, prompts, rounds, rows, turn
+from pipelines.probe import rounds, rows, tables, tally, turn
 from pipelines.probe.arrivals import turn_order
 from pipelines.probe.bandwidth import ARRAY_BYTES, BandwidthProbe
 from pipelines.probe.config import ProbeConfig
+from pipelines.probe.pace import Pace
+from pipelines.probe.preparation import prepare
+from pipelines.probe.recording import Turn
 
 Facts = dict[str, str | int | float | bool | None]
 
 
 def run(config: ProbeConfig, out: Path, *, engines: list[Path]) -> Facts:
-    """Probe engines against each other; write requests.parquet, blocks.parquet and the servers' logs.
+    """Probe engines against each other; write requests.parquet, blocks.parquet, resources.parquet, the servers' logs.
+
+    Ctrl-C ends it early with what was measured; the facts then say `partial`, as where a server ended by itself.
 
     Raises:
-        InputError: prompts that cannot be read, do not fit an engine, or that the engines tokenize differently.
+        ConfigError, InputError: prompts or traces that cannot be read, do not fit an engine, or that the engines
+            tokenize differently.
         StageFailed: no engine answered anything.
     """
     from pipelines.engine.serving import serve
@@ -34,115 +42,99 @@ def measure(
 ) -> Facts:
     """Do what `run` does, with whatever starts servers; bandwidth is read over `array_bytes`."""
     threads = config.threads or len(os.sched_getaffinity(0))
-    prompt_set = _shared_prompts(config, engines)
-    for engine in engines:
-        _check_lengths(config, engine, prompt_set)
+    prepared = prepare(config, engines)
     logs = out / "logs"
     logs.mkdir()
-    with BandwidthProbe(threads, array_bytes) as bandwidth:
-        finished = _counter(rounds.measured_requests(config, len(engines)))
-        setup = turn.Setup(config, prompt_set, threads, bandwidth, serve, logs, finished)
-        requests, blocks, unstarted = _all_rounds(setup, engines)
-    rows.write(out, requests, blocks)
+    with _stopped_as_by_hand(), BandwidthProbe(threads, array_bytes) as bandwidth:
+        pace = Pace(prepared.rounds, len(engines), progress.report)
+        setup = turn.Setup(config, prepared.prompts, threads, bandwidth, serve, logs, pace)
+        turns = _all_turns(setup, engines, prepared.rounds)
+    requests = [row for taken in turns.values() for row in taken.requests]
+    blocks = [row for taken in turns.values() for row in taken.blocks]
     if not any(row.ok for row in requests):
-        raise StageFailed(_nothing_answered(requests, unstarted))
-    return _facts(setup, requests, blocks)
-
-
-def _all_rounds(
-    setup: turn.Setup, engines: Sequence[Path]
-) -> tuple[list[rows.RequestRow], list[rows.BlockRow], dict[str, str]]:
-    """Take every turn. A server that did not start is not tried again; its later rows are recorded as failed."""
-    requests: list[rows.RequestRow] = []
-    blocks: list[rows.BlockRow] = []
-    unstarted: dict[str, str] = {}
-    block = 0
-    for number in range(setup.config.rounds):
-        plan = rounds.plan(setup.config, number, len(setup.prompts.prompts))
-        for position, index in enumerate(turn_order(len(engines), number)):
-            engine = engines[index]
-            place = rows.Place(engine.name, number, block, position)
-            known = unstarted.get(engine.name)
-            taken = turn.take(setup, engine, place, plan) if known is None else turn.missed(setup, place, plan, known)
-            if taken.failure is not None:
-                unstarted[engine.name] = taken.failure
-            requests += taken.requests
-            blocks += taken.blocks
-            block += 1
-    return requests, blocks, unstarted
-
-
-def _counter(total: int) -> Callable[[int], None]:
-    """Report progress as loads end."""
-    done = 0
-
-    def finished(requests: int) -> None:
-        nonlocal done
-        done += requests
-        progress.report(done, total, "requests")
-
-    return finished
-
-
-def _shared_prompts(config: ProbeConfig, engines: Sequence[Path]) -> prompts.PromptSet:
-    """Tokenize once, and check that every engine's own tokenizer would have given the same ids."""
-    needed = config.rounds * rounds.requests_per_round(config)
-    sets = {
-        engine.name: prompts.load(
-            Path(config.prompts), engine, requests=needed, seed=config.seed, sha256=config.prompts_sha256
-        )
-        for engine in engines
-    }
-    first, *others = sets
-    different = [name for name in others if sets[name].prompts != sets[first].prompts]
-    if different:
-        raise InputError(
-            f"engines {first} and {', '.join(different)} tokenize the prompts differently, so their latencies "
-            "cannot be compared; probe engines of one base checkpoint together"
-        )
-    return sets[first]
-
-
-def _check_lengths(config: ProbeConfig, engine: Path, prompt_set: prompts.PromptSet) -> None:
-    """Refuse prompts that an engine would cut or refuse."""
-    card = json.loads((engine / "engine.json").read_text())
-    limit, most = card.get("max_length"), card.get("max_prompt")
-    longest = max(prompt_set.prompts, key=lambda prompt: len(prompt.ids))
-    needed = len(longest.ids) + 1 + config.max_tokens
-    if most is not None and len(longest.ids) + 1 > most:
-        raise InputError(
-            f"prompt {longest.id!r} takes {len(longest.ids) + 1} tokens; engine {engine.name} admits prompts of {most}"
-        )
-    if limit is not None and needed > limit:
-        raise InputError(
-            f"prompt {longest.id!r} takes {len(longest.ids) + 1} tokens and probe.max_tokens={config.max_tokens} more, "
-            f"but engine {engine.name} holds {limit}; shorten the prompt or lower probe.max_tokens"
-        )
-
-
-def _nothing_answered(requests: Sequence[rows.RequestRow], unstarted: dict[str, str]) -> str:
-    errors = sorted({row.error for row in requests if row.error})
-    reasons = "; ".join(f"{engine}: {reason}" for engine, reason in unstarted.items())
-    return f"no engine answered a request ({', '.join(errors)})" + (f": {reasons}" if reasons else "")
-
-
-def _facts(setup: turn.Setup, requests: Sequence[rows.RequestRow], blocks: Sequence[rows.BlockRow]) -> Facts:
-    lags = [(row.sent_s - row.scheduled_s) * 1e3 for row in requests if row.mode == "open" and row.error is None]
-    failed = [row for row in requests if not row.ok]
-    answered = [row for row in requests if row.ok]
+        if any(taken.interrupted for taken in turns.values()):
+            raise KeyboardInterrupt  # there is nothing to keep
+        raise StageFailed(_nothing_answered(requests, turns))
+    tables.write(out, requests, blocks, [row for taken in turns.values() for row in taken.resources])
     return {
-        "rounds": setup.config.rounds,
-        "profiles": ",".join(profile.name for profile in setup.config.profiles),
+        "rounds": config.rounds,
+        "profiles": ",".join(profile.name for profile in config.profiles),
         "requests": len(requests),
-        "failed_requests": len(failed),
-        "failed_engines": ",".join(sorted({row.engine for row in failed})),
-        "prompts": len(setup.prompts.prompts),
-        "max_tokens": setup.config.max_tokens,
-        "other_lengths": sum(row.output_tokens != setup.config.max_tokens for row in answered),
-        "schedule_lag_p50_ms": latency.percentile(lags, 50),
-        "schedule_lag_p99_ms": latency.percentile(lags, 99),
-        "schedule_lag_max_ms": max(lags, default=None),
-        "threads": setup.threads,
+        "failed_requests": sum(not row.ok for row in requests),
+        "failed_engines": ",".join(sorted({row.engine for row in requests if not row.ok})),
+        "prompts": len(prepared.prompts.prompts),
+        "max_tokens": config.max_tokens,
+        **tally.facts(requests, [effort for taken in turns.values() for effort in taken.efforts]),
+        "threads": threads,
         "device": "; ".join(f"{name} {value}" for name, value in device.describe().items()),
         "started": blocks[0].started,
+        "disturbed": config.disturbed,
+        "disturbed_blocks": sum(bool(row.disturbed) for row in blocks),
+        "unsteady_blocks": sum(row.steady is False for row in blocks),
+        **_lost(turns),
     }
+
+
+def _all_turns(setup: turn.Setup, engines: Sequence[Path], planned: Sequence[rounds.Round]) -> dict[rows.Place, Turn]:
+    """Take every turn. A server that did not start is not tried again; its later rows are recorded as failed."""
+    turns: dict[rows.Place, Turn] = {}
+    unstarted: dict[str, str] = {}
+    for plan in planned:
+        for position, index in enumerate(turn_order(len(engines), plan.number)):
+            engine = engines[index]
+            place = rows.Place(engine.name, plan.number, len(turns), position)
+            known = unstarted.get(engine.name)
+            taken = turn.take(setup, engine, place, plan) if known is None else turn.missed(setup, place, plan, known)
+            turns[place] = taken
+            if taken.interrupted:
+                return turns
+            if taken.failure is not None:
+                unstarted[engine.name] = taken.failure
+    return turns
+
+
+def _lost(turns: dict[rows.Place, Turn]) -> Facts:
+    """What was not measured, and why."""
+    ended = [f"{place.engine}, round {place.round}: {taken.ended}" for place, taken in turns.items() if taken.ended]
+    failures = {place.engine: taken.failure for place, taken in turns.items() if taken.failure is not None}
+    ended += [f"{engine}: did not start: {failure.splitlines()[0]}" for engine, failure in failures.items()]
+    interrupted = any(taken.interrupted for taken in turns.values())
+    notes = [taken.notes for taken in turns.values() if taken.notes is not None]
+    return {
+        "partial": bool(ended) or interrupted,
+        "interrupted": interrupted,
+        "ended": "; ".join(ended),
+        "gpu_note": "; ".join(dict.fromkeys(note.gpu for note in notes if note.gpu)),
+        "metrics_note": "; ".join(
+            dict.fromkeys(
+                f"{place.engine}: {taken.notes.metrics}"
+                for place, taken in turns.items()
+                if taken.notes is not None and taken.notes.metrics
+            )
+        ),
+    }
+
+
+def _nothing_answered(requests: Sequence[rows.RequestRow], turns: dict[rows.Place, Turn]) -> str:
+    errors = sorted({row.error for row in requests if row.error})
+    reasons = dict.fromkeys(
+        f"{place.engine}: {taken.failure or taken.ended}"
+        for place, taken in turns.items()
+        if taken.failure or taken.ended
+    )
+    return f"no engine answered a request ({', '.join(errors)})" + (f": {'; '.join(reasons)}" if reasons else "")
+
+
+@contextmanager
+def _stopped_as_by_hand() -> Iterator[None]:
+    """Let SIGTERM, which ends a stage, mean Ctrl-C, which the client lets go of its load at."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    by_hand = signal.signal(signal.SIGINT, signal.default_int_handler)
+    ending = signal.signal(signal.SIGTERM, lambda *_: signal.raise_signal(signal.SIGINT))
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, ending)
+        signal.signal(signal.SIGINT, by_hand)

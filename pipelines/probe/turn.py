@@ -2,23 +2,26 @@
 
 from __future__ import annotations
 
-import os
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
-from datetime import UTC, datetime
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
+from urllib.parse import urljoin
 
 from pipelines.errors import EndpointError
-from pipelines.probe import rows, sse
+from pipelines.probe import ended, recording, rows, search
 from pipelines.probe.bandwidth import BandwidthProbe
-from pipelines.probe.client import Address, Client, Exchange, Request, completion_body
+from pipelines.probe.client import Address, Client, Request, completion_body
 from pipelines.probe.config import ProbeConfig
+from pipelines.probe.pace import Pace
+from pipelines.probe.profiles import Search
 from pipelines.probe.prompts import PromptSet
+from pipelines.probe.recording import Context, Recorded, Turn
 from pipelines.probe.rounds import Load, Round
-from pipelines.probe.sampler import Sample, Sampler, usage
+from pipelines.probe.sampler import Sampler
+from pipelines.probe.warmup import Warmth, warm_up
 
 if TYPE_CHECKING:
     from pipelines.engine.serving import Served
@@ -32,7 +35,7 @@ class Serve(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Setup:
-    """What is the same in every turn. `finished` is told the number of requests after each load."""
+    """What is the same in every turn."""
 
     config: ProbeConfig
     prompts: PromptSet
@@ -40,112 +43,132 @@ class Setup:
     bandwidth: BandwidthProbe
     serve: Serve
     logs: Path
-    finished: Callable[[int], None]
+    pace: Pace
 
-
-@dataclass(frozen=True, slots=True)
-class Recorded:
-    """One load as it went. Times in seconds of the client's clock."""
-
-    load: Load
-    started: str
-    started_s: float
-    ended_s: float
-    exchanges: tuple[Exchange, ...]
-    bandwidth_gb_s: float | None
-
-
-@dataclass(frozen=True, slots=True)
-class Turn:
-    """What a turn gives. `failure` says why the server did not start; then every row has failed."""
-
-    requests: tuple[rows.RequestRow, ...]
-    blocks: tuple[rows.BlockRow, ...]
-    failure: str | None
+    def context(self, place: rows.Place) -> Context:
+        return Context(place, self.prompts, self.threads, self.config.limits)
 
 
 def take(setup: Setup, engine: Path, place: rows.Place, plan: Round) -> Turn:
-    """Run one turn."""
+    """Run one turn. Ctrl-C ends it early, with what there is; so does the end of its server."""
+    began_s = time.monotonic()
     log = setup.logs / f"{place.block:03d}-{engine.name}.log"
+    turn: _Turn | None = None
     try:
-        with setup.serve(engine, threads=setup.threads, log=log) as served, Sampler(served.pid) as sampler:
-            endpoint = served.endpoint
-            address = Address(endpoint.base_url, endpoint.model, endpoint.capabilities.ignore_eos)
-            recorded = _measure(setup, address, plan)
+        with setup.serve(engine, threads=setup.threads, log=log) as served:
+            turn = _Turn(setup, served, setup.context(place), plan)
+            turn.run()
     except EndpointError as error:
         return missed(setup, place, plan, str(error))
-    return _rows(setup, place, recorded, sampler.samples, None)
+    except KeyboardInterrupt:
+        if turn is None:
+            return Turn(interrupted=True)
+        turn.interrupted = True
+    setup.pace.turn_ended(time.monotonic() - began_s)
+    return turn.result()
 
 
 def missed(setup: Setup, place: rows.Place, plan: Round, failure: str) -> Turn:
     """Make the rows of a turn whose server did not start, so that what is missing is on record."""
-    recorded = [_unsent(setup, load, rows.NOT_STARTED) for load in plan.loads]
-    return _rows(setup, place, recorded, (), failure)
+    recorded = []
+    for load in plan.loads:
+        recorded.append(recording.unsent(load, rows.NOT_STARTED))
+        setup.pace.load_ended(load, None)
+    setup.pace.turn_ended(0.0)
+    return recording.turn(setup.context(place), recorded, failure=failure)
 
 
-def _measure(setup: Setup, address: Address, plan: Round) -> list[Recorded]:
-    """Warm up, then send every load; none is sent to a server that answered no warm-up request."""
-    with Client(address.base_url, timeout_s=setup.config.timeout_s) as client:
-        failure = _warm_up(setup, client, address, plan)
+@dataclass(slots=True)
+class _Turn:
+    """A turn while its server runs."""
+
+    setup: Setup
+    served: Served
+    context: Context
+    plan: Round
+    sampler: Sampler = field(init=False)
+    recorded: list[Recorded] = field(default_factory=list)
+    warmth: Warmth | None = None
+    idle_until_s: float = 0.0
+    ended: str = ""
+    interrupted: bool = False
+
+    def __post_init__(self) -> None:
+        endpoint = self.served.endpoint
+        path = endpoint.capabilities.metrics
+        self.sampler = Sampler(self.served.pid, urljoin(endpoint.base_url, path) if path else "")
+
+    def run(self) -> None:
+        """Warm up, then send every load; none is sent to a server that answered no warm-up request."""
+        endpoint, config = self.served.endpoint, self.setup.config
+        can = endpoint.capabilities
+        address = Address(endpoint.base_url, endpoint.model, can.ignore_eos, can.token_ids, endpoint.headers)
+        with self.sampler:
+            self.sampler.wait()
+            self.idle_until_s = time.monotonic()
+            with Client(address.base_url, timeout_s=config.timeout_s, headers=address.headers) as client:
+                self.warmth = self._warm_up(client, address)
+                if self.warmth.interrupted:
+                    raise KeyboardInterrupt
+                self.ended = ended.how(self.served.pid)
+                for load in self.plan.loads:
+                    self._take(load, lambda part: self._send(client, address, part))
+
+    def result(self) -> Turn:
+        """What came of it."""
+        return recording.turn(
+            self.context, self.recorded, samples=self.sampler.samples, notes=self.sampler.notes, ended=self.ended,
+            interrupted=self.interrupted, warmth=self.warmth, ready_s=self.served.ready_s,
+            idle_until_s=self.idle_until_s,
+        )  # fmt: skip
+
+    def _warm_up(self, client: Client, address: Address) -> Warmth:
+        config, plan, requests = self.setup.config, self.plan, []
+        size = config.warmup_requests
+        for k, serial in enumerate(plan.warmup):
+            prompt = plan.warmup_prompts[k % size % len(plan.warmup_prompts)]  # every batch asks the same
+            ids = self.setup.prompts.request_ids(prompt, serial)
+            requests.append(Request(completion_body(address, ids, config.max_tokens), among=plan.warmup_concurrency))
+        return warm_up(client, requests, batch=size, most_s=config.warmup_max_s)
+
+    def _take(self, load: Load, send: Callable[[Load], Recorded]) -> None:
+        """Send a load whole, or of a search what its results ask for: one rate after another."""
+        failure = self.warmth.failure if self.warmth is not None else None
         if failure is not None:
-            return [_unsent(setup, load, failure) for load in plan.loads]
-        return [_send(setup, client, address, load) for load in plan.loads]
+            self.recorded.append(recording.unsent(load, failure, partial=bool(self.ended)))
+            self.setup.pace.load_ended(load, None)
+            return
+        began_s, profile, lost = time.monotonic(), load.profile, bool(self.ended)
+        if isinstance(profile, Search):
+            slo, grid = profile.slo, profile.grid
+            search.bisect(
+                len(grid), lambda phase: search.meets(slo, recording.requests(self.context, send(load.part(phase))))
+            )
+        else:
+            send(load)
+        self.setup.pace.load_ended(load, None if lost else time.monotonic() - began_s)
 
+    def _send(self, client: Client, address: Address, load: Load) -> Recorded:
+        """Send a load, or a part of one; nothing to a server that is gone.
 
-def _warm_up(setup: Setup, client: Client, address: Address, plan: Round) -> str | None:
-    """Send requests that count for nothing; return the first's error class if none was answered."""
-    count = len(setup.prompts.prompts)
-    requests = [Request(_body(setup, address, k % count, serial)) for k, serial in enumerate(plan.warmup)]
-    _, exchanges = client.run(requests, concurrency=plan.warmup_concurrency)
-    errors = [exchange.failure or sse.read(exchange.chunks).error for exchange in exchanges]
-    return errors[0] if all(errors) else None
-
-
-def _send(setup: Setup, client: Client, address: Address, load: Load) -> Recorded:
-    requests = [
-        Request(_body(setup, address, arrival.prompt, serial), arrival.due_s)
-        for arrival, serial in zip(load.arrivals, load.serials, strict=True)
-    ]
-    bandwidth_gb_s = setup.bandwidth.measure_gb_s()
-    started = _now()
-    started_s, exchanges = client.run(requests, concurrency=load.profile.concurrency)
-    recorded = Recorded(load, started, started_s, time.monotonic(), tuple(exchanges), bandwidth_gb_s)
-    setup.finished(len(requests))
-    return recorded
-
-
-def _body(setup: Setup, address: Address, prompt: int, serial: int) -> bytes:
-    return completion_body(address, setup.prompts.request_ids(prompt, serial), setup.config.max_tokens)
-
-
-def _unsent(setup: Setup, load: Load, failure: str) -> Recorded:
-    due = [arrival.due_s or 0.0 for arrival in load.arrivals]
-    setup.finished(len(due))
-    return Recorded(load, _now(), 0.0, 0.0, tuple(Exchange(at_s, at_s, at_s, (), failure) for at_s in due), None)
-
-
-def _rows(
-    setup: Setup, place: rows.Place, recorded: Sequence[Recorded], samples: Sequence[Sample], failure: str | None
-) -> Turn:
-    requests: list[rows.RequestRow] = []
-    blocks: list[rows.BlockRow] = []
-    for one in recorded:
-        profile = one.load.profile
-        found = [
-            rows.request_row(place, profile, arrival, setup.prompts.prompts[arrival.prompt], exchange)
-            for arrival, exchange in zip(one.load.arrivals, one.exchanges, strict=True)
+        Raises:
+            KeyboardInterrupt: Ctrl-C came; what there is has been recorded.
+        """
+        if self.ended:
+            self.recorded.append(recording.unsent(load, "refused", partial=True))
+            return self.recorded[-1]
+        requests = [
+            Request(
+                completion_body(address, ids, arrival.max_tokens), arrival.due_s, load.concurrency_of(arrival.phase)
+            )
+            for arrival, ids in zip(load.arrivals, load.ids(self.setup.prompts), strict=True)
         ]
-        conditions = rows.Conditions(
-            started=one.started,
-            wall_s=0.0 if one.bandwidth_gb_s is None else max(exchange.ended_s for exchange in one.exchanges),
-            usage=usage(samples, one.started_s, one.ended_s, os.cpu_count() or 1),
-            threads=setup.threads,
-            bandwidth_gb_s=one.bandwidth_gb_s,
-        )
-        requests += found
-        blocks.append(rows.block_row(place, found, conditions))
-    return Turn(tuple(requests), tuple(blocks), failure)
-
-
-def _now() -> str:
-    return datetime.now(UTC).isoformat(timespec="milliseconds")
+        bandwidth_gb_s = self.setup.bandwidth.measure_gb_s()
+        started = recording.now()
+        sent = client.run(requests)
+        self.ended = ended.how(self.served.pid)
+        partial = sent.interrupted or bool(self.ended)
+        self.recorded.append(Recorded(load, started, sent, time.monotonic(), bandwidth_gb_s, partial))
+        if sent.interrupted:
+            raise KeyboardInterrupt
+        return self.recorded[-1]

@@ -8,26 +8,33 @@ from __future__ import annotations
 
 import itertools
 import json
+import signal
 import subprocess
 import sys
+import threading
 import time
 import urllib.request
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
+from dataclasses import replace
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pyarrow.parquet as pq
 import pytest
 
+from pipelines.engine.capabilities import Capabilities
+from pipelines.engine.endpoint import Endpoint
+from pipelines.engine.serving import Served
 from pipelines.errors import EndpointError, InputError, StageFailed
 from pipelines.flow import progress
-from pipelines.probe import latency, rows, stage
+from pipelines.probe import latency, rows, selftest, stage, tables
 from pipelines.probe.arrivals import Arrival
 from pipelines.probe.client import Address, Client, Exchange, Request, completion_body
-from pipelines.probe.config import LoadProfile
+from pipelines.probe.known import Timing
+from pipelines.probe.profiles import Closed, Open
 from pipelines.probe.prompts import Prompt
+from pipelines.probe.selftest import known_server
 from tests.unit.probe_configs import probe_config, write_tokenizer
 
 SERVER = Path(__file__).with_name("timed_server.py")
@@ -52,6 +59,14 @@ REQUEST_COLUMNS = [
     "itl_ms",
     "ok",
     "error",
+    "phase",
+    "bucket",
+    "asked_tokens",
+    "usage_input_tokens",
+    "usage_output_tokens",
+    "counted_tokens",
+    "cached_tokens",
+    "finish_reason",
 ]
 BLOCK_COLUMNS = [
     "engine",
@@ -71,6 +86,24 @@ BLOCK_COLUMNS = [
     "foreign_cpu_percent",
     "threads",
     "bandwidth_gb_s",
+    "ready_s",
+    "steady",
+    "warmup_requests",
+    "disturbed",
+    "partial",
+    "idle_rss_bytes",
+    "loaded_rss_bytes",
+    "gpu_memory_idle_bytes",
+    "gpu_memory_loaded_bytes",
+    "gpu_memory_peak_bytes",
+    "gpu_utilisation_percent",
+    "gpu_power_w",
+    "energy_j",
+    "gpu_temperature_c",
+    "gpu_clock_mhz",
+    "kv_usage_peak",
+    "queue_peak",
+    "prefix_hit_rate",
 ]
 
 
@@ -129,18 +162,19 @@ def send(
     timeout_s: float = 30.0,
     tokens: int = 8,
 ) -> tuple[float, list[Exchange]]:
-    requests = [Request(completion_body(address, [k, 1, 2], tokens), due_s) for k, due_s in enumerate(due)]
+    requests = [Request(completion_body(address, [k, 1, 2], tokens), due_s, concurrency) for k, due_s in enumerate(due)]
     with Client(address.base_url, timeout_s=timeout_s) as client:
-        return client.run(requests, concurrency=concurrency)
+        sent = client.run(requests)
+    return sent.started_s, list(sent.exchanges)
 
 
-def row_of(exchange: Exchange, profile: LoadProfile) -> rows.RequestRow:
+def row_of(exchange: Exchange, profile: Closed | Open) -> rows.RequestRow:
     place = rows.Place("engine", 0, 0, 0)
-    return rows.request_row(place, profile, Arrival(0, 0, None), Prompt("p", (1, 2)), exchange)
+    return rows.request_row(place, profile, Arrival(0, 0, None, 0, 8), Prompt("p", (1, 2)), exchange)
 
 
-CLOSED = LoadProfile(name="c", mode="closed", concurrency=1, requests=1)
-OPEN = LoadProfile(name="o", mode="open", rate=1.0, requests=1)
+CLOSED = Closed(name="c", mode="closed", concurrency=1, requests=1)
+OPEN = Open(name="o", mode="open", rate=1.0, requests=1)
 
 
 @pytest.mark.parametrize("model", ["plain", "burst", "uncounted", "role"])
@@ -229,7 +263,7 @@ def test_one_failure_does_not_lose_the_others(shared_server: TimedServer) -> Non
         for k, model in enumerate(["plain", "hanging", "plain"])
     ]
     with Client(f"{shared_server.root}/v1", timeout_s=2.0) as client:
-        _, exchanges = client.run(requests, concurrency=None)
+        exchanges = client.run(requests).exchanges
     assert [row_of(exchange, OPEN).error for exchange in exchanges] == [None, "timeout", None]
 
 
@@ -256,7 +290,7 @@ def test_a_stalled_client_is_charged_from_the_due_time(shared_server: TimedServe
     address = shared_server.address("plain")
     requests = [Request(completion_body(address, [k], 4), k / 20) for k in range(20)]
     with Client(address.base_url, timeout_s=30.0, clock=clock) as client:
-        _, exchanges = client.run(requests, concurrency=None)
+        exchanges = client.run(requests).exchanges
     found = [row_of(exchange, OPEN) for exchange in exchanges]
     assert max(row.sent_s - row.scheduled_s for row in found) > 0.15
     for row in found:
@@ -287,11 +321,88 @@ def test_closed_loop_keeps_its_concurrency(shared_server: TimedServer) -> None:
     assert exchanges[3].sent_s >= min(exchange.ended_s for exchange in exchanges[:3])
 
 
-def test_ignore_eos_is_asked_only_where_it_is_known() -> None:
-    """A server without the option is not sent it, for it may refuse unknown keys."""
-    bodies = [json.loads(completion_body(Address("u", "m", flag), [1], 4)) for flag in (True, False)]
-    assert bodies[0]["ignore_eos"] is True
-    assert "ignore_eos" not in bodies[1]
+def test_a_spike_goes_from_one_concurrency_to_another_without_a_pause(shared_server: TimedServer) -> None:
+    """The peak's requests start while the base's are still on their way, and afterwards there are few again."""
+    address, among = shared_server.address("slow"), [2] * 4 + [8] * 12 + [2] * 4
+    requests = [Request(completion_body(address, [k], 4), among=most) for k, most in enumerate(among)]
+    with Client(address.base_url, timeout_s=30.0) as client:
+        exchanges = client.run(requests).exchanges
+    beside = [sum(o.sent_s <= e.sent_s < o.ended_s for o in exchanges[: k + 1]) for k, e in enumerate(exchanges)]
+    assert all(seen <= most for seen, most in zip(beside, among, strict=True))
+    assert max(beside[4:16]) == 8
+    assert exchanges[4].sent_s < exchanges[3].ended_s
+
+
+def test_options_are_asked_only_where_they_are_known() -> None:
+    """A server without an option is not sent it, for it may refuse unknown keys."""
+    every, none = Address("u", "m", True, token_ids=True), Address("u", "m", False)
+    bodies = [json.loads(completion_body(address, [1], 4)) for address in (every, none)]
+    assert (bodies[0]["ignore_eos"], bodies[0]["return_token_ids"]) == (True, True)
+    assert not {"ignore_eos", "return_token_ids"} & bodies[1].keys()
+
+
+def test_headers_are_sent_and_not_shown(shared_server: TimedServer) -> None:
+    """A key goes with every request and is in no text that an address is shown by."""
+    address = replace(shared_server.address("guarded"), headers={"Authorization": "Bearer sesame"})
+    found = []
+    for headers in (address.headers, {}):
+        with Client(address.base_url, timeout_s=30.0, headers=headers) as client:
+            found.append(row_of(client.run([Request(completion_body(address, [1], 4))]).exchanges[0], CLOSED).error)
+    assert [None, "4xx"] == found
+    assert "sesame" not in repr(address)
+
+
+@pytest.mark.parametrize("value", ["a\r\nX-More: 1", "é"])
+def test_a_header_that_would_break_the_request_is_refused(value: str) -> None:
+    """Nothing but a header can be put where a header goes."""
+    with pytest.raises(InputError, match="X-Key"):
+        Client("http://127.0.0.1:1/v1", timeout_s=1.0, headers={"X-Key": value})
+
+
+def test_an_interruption_keeps_what_was_answered(shared_server: TimedServer) -> None:
+    """Ctrl-C ends a load at once: answers that are whole stay, the others are interrupted, sent or not."""
+    address = shared_server.address("plain")
+    requests = [Request(completion_body(address, [k], 4), at_s) for k, at_s in enumerate((0.0, 0.1, 0.9, 30.0))]
+    with Client(address.base_url, timeout_s=30.0) as client:
+        stop = threading.Timer(0.92, lambda: signal.raise_signal(signal.SIGINT))
+        stop.start()
+        sent = client.run(requests)
+        stop.join()
+        after = client.run([Request(completion_body(address, [9], 4))])
+    assert sent.interrupted
+    assert [None, None, "interrupted", "interrupted"] == [row_of(e, OPEN).error for e in sent.exchanges]
+    assert (False, [None]) == (after.interrupted, [row_of(e, CLOSED).error for e in after.exchanges])
+
+
+def test_the_client_measures_a_server_of_known_timing() -> None:
+    """Every request is answered, none is seen before it was written, and the figures have their place in the JSON."""
+    (found,) = selftest.measure([40.0], 1.0)
+    assert (40, 0) == (found.requests, found.failed)
+    assert found.ttft_error_ms[0] > 0
+    assert found.true_ttft_ms[0] >= 50
+    assert {"ttft_ratio", "tpot_ratio", "lag_p99_ms", "cpu_ms", "delivered", "off"} <= found.document().keys()
+
+
+@pytest.mark.parametrize(
+    "timing",
+    [Timing(burst=4), Timing(role=True), Timing(usage="late"), Timing(usage="none"), Timing(burst=4, usage="none")],
+    ids=str,
+)
+def test_odd_servers_are_measured_right(timing: Timing) -> None:
+    """However tokens and usage are sent, count, TTFT and TPOT are those of the server's own log."""
+    with known_server(timing) as server, Client(server.address.base_url, timeout_s=30.0) as client:
+        sent = client.run([Request(completion_body(server.address, [k, 1], 16), k / 40) for k in range(30)])
+        truth = {one.first_id: one for one in server.truth()}
+    found = [row_of(exchange, OPEN) for exchange in sent.exchanges]
+    assert [(None, 16, 16)] * 30 == [(row.error, row.output_tokens, row.counted_tokens) for row in found]
+    for k, row in enumerate(found):
+        written = truth[k].written_s
+        true_tpot = (written[-1] - written[0]) * 1e3 / (16 - timing.burst)
+        assert row.ttft_ms is not None and row.tpot_ms is not None
+        due_s = sent.started_s + sent.exchanges[k].scheduled_s
+        assert row.ttft_ms >= (written[0] - due_s) * 1e3
+        assert row.tpot_ms == pytest.approx(true_tpot, abs=5)
+    assert latency.percentile([row.tpot_ms or 0.0 for row in found], 50) == pytest.approx(10.0, abs=1)
 
 
 class Fleet:
@@ -309,9 +420,8 @@ class Fleet:
         if model == "dead":
             raise EndpointError("the server ended with code 3")
         before = len(self.server.log(model))
-        capabilities = SimpleNamespace(ignore_eos=True)
-        endpoint = SimpleNamespace(base_url=f"{self.server.root}/v1", model=model, capabilities=capabilities)
-        yield SimpleNamespace(endpoint=endpoint, pid=self.server.pid)
+        with closing(Endpoint(f"{self.server.root}/v1", model, Capabilities(metrics="/metrics"))) as endpoint:
+            yield Served(endpoint, self.server.pid, 0.5)
         self.logs.setdefault(engine_dir.name, []).extend(self.server.log(model)[before:])
 
 
@@ -358,11 +468,14 @@ def test_progress_reaches_its_total(
     shared_server: TimedServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Whoever watches is told of every load, also of those that could not be run, up to the total."""
-    told: list[tuple[int, int, str]] = []
+    told: list[tuple[int, int, str, float | None]] = []
     monkeypatch.setattr(progress, "_sink", [lambda *report: told.append(report)])
     probe(shared_server, tmp_path, ["plain-a", "dead-x"], rounds=1)
-    assert [done for done, _, _ in told] == [4, 10, 14, 20]
-    assert {(total, what) for _, total, what in told} == {(20, "requests")}
+    assert [done for done, *_ in told] == [4, 10, 14, 20]
+    assert {(total, what) for _, total, what, _ in told} == {(20, "requests")}
+    left = [left_s for *_, left_s in told]
+    assert all(isinstance(left_s, float) for left_s in left)
+    assert left[-1] == 0.0
 
 
 def test_blocks_hold_what_the_machine_did(shared_server: TimedServer, tmp_path: Path) -> None:
@@ -386,7 +499,7 @@ def test_blocks_hold_what_the_machine_did(shared_server: TimedServer, tmp_path: 
 
 def test_columns_are_the_agreed_ones(tmp_path: Path) -> None:
     """Column names and types do not depend on what was measured, so that tables of probes can be joined."""
-    rows.write(tmp_path, [], [])
+    tables.write(tmp_path, [], [], [])
     requests, blocks = (pq.read_schema(tmp_path / f"{name}.parquet") for name in ("requests", "blocks"))
     assert requests.names == REQUEST_COLUMNS
     assert blocks.names == BLOCK_COLUMNS
@@ -420,5 +533,5 @@ def test_no_engine_answering_fails_the_stage(shared_server: TimedServer, tmp_pat
 
 def test_prompts_that_do_not_fit_are_refused_before_anything_runs(shared_server: TimedServer, tmp_path: Path) -> None:
     """A prompt longer than the engine holds is an error that names both, not a truncated measurement."""
-    with pytest.raises(InputError, match=r"prompt 'p0' takes 4 tokens and probe\.max_tokens=61 more.*holds 64"):
+    with pytest.raises(InputError, match=r"prompt 'p.' takes 4 tokens and its answer 61 more.*holds 64"):
         probe(shared_server, tmp_path, ["plain-a"], max_tokens=61)
