@@ -6,6 +6,7 @@ What makes one is in venvs.py and containers.py, how a stage is started in it in
 from __future__ import annotations
 
 import functools
+import hashlib
 import json
 import os
 import sys
@@ -20,12 +21,33 @@ from pydantic import Field
 from pipelines.config import Strict, find, parse
 from pipelines.errors import ConfigError, EnvironmentProblem, Problem, closest
 from pipelines.flow import lockfile
+from pipelines.flow.store import digest_of
 
 
 class CurrentConfig(Strict):
     """The interpreter quantgate itself runs in."""
 
     kind: Literal["current"] = "current"
+
+
+class BuildConfig(Strict):
+    """How distributions of a lock that come as source are compiled."""
+
+    names: tuple[str, ...] = Field(
+        min_length=1, description="distributions that are compiled here, last, and without what they ask for"
+    )
+    env: dict[str, str] = Field(default={}, description="variables of the build; {file} stands for the path of `file`")
+    file: str | None = Field(default=None, description="a file that the build reads; its content enters keys")
+
+    def variables(self) -> dict[str, str]:
+        """The variables of the build, with the file's path in its place."""
+        path = "" if self.file is None else str(find(self.file).resolve())
+        return {name: value.replace("{file}", path) for name, value in self.env.items()}
+
+    def digest(self) -> str:
+        """What is compiled besides the sources, wherever the file lies."""
+        content = "" if self.file is None else hashlib.sha256(find(self.file).read_bytes()).hexdigest()
+        return digest_of({"names": sorted(self.names), "env": dict(self.env), "file": content})
 
 
 class VenvConfig(Strict):
@@ -39,6 +61,7 @@ class VenvConfig(Strict):
     no_deps: tuple[str, ...] = Field(
         default=(), description="distributions of the lock that are installed last and without what they ask for"
     )
+    build: BuildConfig | None = Field(default=None, description="what is compiled from source, and with which settings")
     installer: Literal["auto", "uv", "pip"] = Field(
         default="auto", description="auto: uv where it is on PATH, else pip; each reads its own index settings"
     )
@@ -104,7 +127,8 @@ class Toolchain:
         """
         if isinstance(self.spec, VenvConfig):
             found = {name: self.pinned.get(lockfile.canonical_name(name), "absent") for name in packages}
-            return {"python": self.spec.python, **found, "toolchain": self.name, **_told(self.spec.env)}
+            built = {} if self.spec.build is None else {"build": self.spec.build.digest()[:16]}
+            return {"python": self.spec.python, **found, "toolchain": self.name, **_told(self.spec.env), **built}
         if isinstance(self.spec, ContainerConfig):
             return {"toolchain": self.name, "image": self.spec.digest or "", **_told(self.spec.env)}
         return versions(packages)
@@ -179,11 +203,15 @@ def _pinned(name: str, spec: VenvConfig, problems: list[Problem]) -> dict[str, s
     except ConfigError as error:
         problems.append(Problem(f"{key}.lock", spec.lock, str(error)))
         return {}
+    compiled = () if spec.build is None else spec.build.names
     problems += [
-        Problem(f"{key}.no_deps", extra, "is not in the lock", closest(extra, pinned))
-        for extra in spec.no_deps
+        Problem(f"{key}.{field}", extra, "is not in the lock", closest(extra, pinned))
+        for field, extras in (("no_deps", spec.no_deps), ("build.names", compiled))
+        for extra in extras
         if lockfile.canonical_name(extra) not in pinned
     ]
+    if spec.build is not None and spec.build.file is not None and not find(spec.build.file).is_file():
+        problems.append(Problem(f"{key}.build.file", spec.build.file, "no such file"))
     if lockfile.WORKER not in pinned:
         problems.append(Problem(f"{key}.lock", spec.lock, f"does not pin {lockfile.WORKER}, which the worker needs"))
     return pinned

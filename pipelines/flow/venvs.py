@@ -11,7 +11,7 @@ import shutil
 import subprocess
 import sys
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -63,8 +63,9 @@ class Venv:
 
 
 def venv(toolchain: Toolchain, spec: VenvConfig) -> Venv:
-    """Name the environment of a toolchain by its interpreter and lock, so that a changed lock is another one."""
+    """Name the environment of a toolchain by its interpreter, lock and build, so that a changed lock is another one."""
     inside = {"python": spec.python, "lock": dict(toolchain.pinned), "no_deps": sorted(spec.no_deps)}
+    inside |= {} if spec.build is None else {"build": spec.build.digest()}
     return Venv(toolchain, spec, toolchain.home / f"{toolchain.name}-{digest_of(inside)[:12]}")
 
 
@@ -136,25 +137,43 @@ def _alone(wanted: Venv, tell: Tell) -> Iterator[None]:
 
 
 def _fill(wanted: Venv, tell: Tell) -> None:
-    spec, total = wanted.spec, len(wanted.toolchain.pinned)
-    apart = frozenset(lockfile.canonical_name(name) for name in spec.no_deps)
-    kept, taken = lockfile.split(find(spec.lock).read_text(encoding="utf-8"), apart)
+    total = len(wanted.toolchain.pinned)
     installer, creating, installing = _commands(wanted)
-    first, last = (wanted.path.with_name(f".{wanted.path.name}.{part}.txt") for part in ("first", "last"))
+    first, last, compiled = (wanted.path.with_name(f".{wanted.path.name}.{n}.txt") for n in ("first", "last", "built"))
     try:
-        first.write_text("\n".join(kept) + "\n", encoding="utf-8")
-        last.write_text("\n".join(taken) + "\n", encoding="utf-8")
+        apart, built = _split(wanted, first, last, compiled)
         tell(0, total, "making the environment")
         _call(wanted, creating, lambda _: None)
         _call(wanted, [*installing, "-r", str(first)], _counting(tell, total))
         if apart:
             _call(wanted, [*installing, "--no-deps", "-r", str(last)], lambda _: None)
+        if built and wanted.spec.build is not None:
+            tell(total, total, f"compiling {', '.join(sorted(built))}, which takes minutes")
+            # a cache would give what was compiled with other settings
+            argv = [*installing, "--no-deps", "--no-cache-dir", "-r", str(compiled)]
+            _call(wanted, argv, lambda _: None, wanted.spec.build.variables())
     finally:
-        first.unlink(missing_ok=True)
-        last.unlink(missing_ok=True)
+        for file in (first, last, compiled):
+            file.unlink(missing_ok=True)
     if drift := wanted.drift():
         raise EnvironmentProblem(drifted(wanted.toolchain.name, drift))
     _note(wanted, installer)
+
+
+def _split(wanted: Venv, first: Path, last: Path, compiled: Path) -> tuple[frozenset[str], frozenset[str]]:
+    """Write the lock as three files in the order of installing; give the names in the second and the third."""
+    spec = wanted.spec
+    text = find(spec.lock).read_text(encoding="utf-8")
+    built = frozenset(lockfile.canonical_name(name) for name in (() if spec.build is None else spec.build.names))
+    apart = frozenset(lockfile.canonical_name(name) for name in spec.no_deps) - built
+    parts = {
+        first: lockfile.split(text, apart | built)[0],
+        last: lockfile.split(text, apart)[1],
+        compiled: lockfile.split(text, built)[1],
+    }
+    for file, lines in parts.items():
+        file.write_text("\n".join(lines) + "\n", encoding="utf-8")
+    return apart, built
 
 
 def _commands(wanted: Venv) -> tuple[str, list[str], list[str]]:
@@ -193,7 +212,7 @@ def _counting(tell: Tell, total: int) -> Callable[[str], None]:
     return line
 
 
-def _call(wanted: Venv, argv: list[str], line: Callable[[str], None]) -> None:
+def _call(wanted: Venv, argv: list[str], line: Callable[[str], None], env: Mapping[str, str] | None = None) -> None:
     last: deque[str] = deque(maxlen=LAST_LINES)
     try:
         child = subprocess.Popen(
@@ -201,7 +220,7 @@ def _call(wanted: Venv, argv: list[str], line: Callable[[str], None]) -> None:
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
-            env=surroundings.installing(),
+            env={**surroundings.installing(), **(env or {})},
             text=True,
             errors="replace",
         )

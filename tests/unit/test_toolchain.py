@@ -13,7 +13,7 @@ import pytest
 
 from pipelines.compose import compose
 from pipelines.errors import ConfigError, Problem
-from pipelines.flow import containers, lockfile, surroundings
+from pipelines.flow import containers, lockfile, surroundings, venvs
 from pipelines.flow.placement import Placement
 from pipelines.flow.toolchain import CARRIED, ContainerConfig, Toolchain, VenvConfig, toolchains, versions
 from tests import fake_docker
@@ -79,6 +79,40 @@ def test_a_toolchains_own_variables_enter_the_key() -> None:
     assert ["A=1 B=2", "A=1 B=2"] == [t["env"] for t in told]
 
 
+def test_how_something_is_compiled_is_part_of_the_key(legacy: dict[str, Any], tmp_path: Path) -> None:
+    """Settings and the content of the build's file make another environment and other keys; where it lies does not."""
+    made, builds = [], []
+    for folder, content, native in (("a", "x", "ON"), ("b", "x", "ON"), ("c", "y", "ON"), ("d", "x", "OFF")):
+        (tmp_path / folder).mkdir()
+        (tmp_path / folder / "f.cmake").write_text(content)
+        file = str(tmp_path / folder / "f.cmake")
+        build = {"names": ["auto_gptq"], "file": file, "env": {"ARGS": f"-DNATIVE={native} -DINCLUDE={{file}}"}}
+        found, problems = read({"x": legacy | {"build": build}})
+        spec = found["x"].spec
+        assert isinstance(spec, VenvConfig)
+        assert spec.build is not None
+        assert ([], {"ARGS": f"-DNATIVE={native} -DINCLUDE={file}"}) == (problems, spec.build.variables())
+        made.append(venvs.venv(found["x"], spec).path.name)
+        builds.append(found["x"].versions([])["build"])
+    assert 3 == len(set(made)) == len(set(builds))
+    assert (made[0], builds[0]) == (made[1], builds[1])
+    plain, _ = read({"x": legacy})
+    assert "build" not in plain["x"].versions([])
+
+
+def test_what_is_compiled_comes_last_and_by_itself(legacy: dict[str, Any], tmp_path: Path) -> None:
+    """What it is built with is there by then, and its settings reach no other build."""
+    found, _ = read({"x": legacy | {"build": {"names": ["Auto-GPTQ"]}, "no_deps": ["torch"]}})
+    spec = found["x"].spec
+    assert isinstance(spec, VenvConfig)
+    files = [tmp_path / name for name in ("first", "last", "built")]
+    apart, built = venvs._split(venvs.venv(found["x"], spec), *files)
+    assert ({"torch"}, {"auto-gptq"}) == (set(apart), set(built))
+    assert [["pydantic==2.14.4"], ["Torch==2.13.0"], ["auto_gptq==0.7.1"]] == [
+        f.read_text().split("\n")[:-1] for f in files
+    ]
+
+
 @pytest.mark.parametrize(
     ("changes", "said"),
     [
@@ -87,6 +121,8 @@ def test_a_toolchains_own_variables_enter_the_key() -> None:
         ({"python": "3.10"}, "toolchain.x.python='3.10'"),
         ({"pyhton": "3.11"}, "did you mean 'python'?"),
         ({"no_deps": ["triton"]}, "toolchain.x.no_deps='triton': is not in the lock"),
+        ({"build": {"names": ["triton"]}}, "toolchain.x.build.names='triton': is not in the lock"),
+        ({"build": {"names": ["torch"], "file": "/none.cmake"}}, "toolchain.x.build.file='/none.cmake': no such file"),
     ],
 )
 def test_a_wrong_venv_is_told(legacy: dict[str, Any], changes: dict[str, Any], said: str) -> None:
