@@ -183,7 +183,7 @@ def _four_bit(scheme: str) -> bool:
     if scheme == "BASE":
         return False
     body = schemes.parse(scheme.partition(",")[0])
-    return (body.weight_bits, body.weight_type) == (4, "int")
+    return (body.weight_bits, body.weight_type, body.gguf) == (4, "int", "")
 
 
 def _beside(row: Row, control: Mapping[str, float | None]) -> str:

@@ -134,6 +134,14 @@ TARGETS: Mapping[str, Target] = {
             packages=("onnxruntime-genai", "onnxruntime", "onnx", "onnx-ir", "torch", "transformers"),
         ),
         Target(
+            name="llama_cpp",
+            version=1,
+            module="pipelines.engine.llama_cpp",
+            config="LlamaCppConfig",
+            packages=("llama_cpp_python", "gguf", "transformers", "torch"),
+            toolchain="llama_cpp",
+        ),
+        Target(
             name="trtllm_engine",
             version=1,
             module="pipelines.engine.trtllm_engine",

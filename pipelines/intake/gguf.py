@@ -101,7 +101,7 @@ def to_checkpoint(path: Path, out: Path) -> None:
     from transformers import AutoModelForCausalLM, AutoTokenizer, GgufConfig
 
     where: dict[str, Any] = {"gguf_file": path.name}
-    with _read_once():
+    with read_once():
         model = AutoModelForCausalLM.from_pretrained(
             path.parent, dtype=torch.float32, quantization_config=GgufConfig(dequantize=True), **where
         ).to(torch.bfloat16)
@@ -116,7 +116,7 @@ def to_checkpoint(path: Path, out: Path) -> None:
 
 
 @contextmanager
-def _read_once() -> Iterator[None]:
+def read_once() -> Iterator[None]:
     """Let transformers parse the file and its names once, not for config, weights and tokenizer each."""
     import gguf
 

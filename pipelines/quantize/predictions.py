@@ -41,7 +41,8 @@ def borrow(checkpoint: Path) -> LoadedModel:
 
 def leave(checkpoint: Path, loaded: LoadedModel) -> None:
     """Leave a model for the next step, where keeping it costs less than loading it again."""
-    if sum(file.stat().st_size for file in checkpoint.glob("*.safetensors")) < SMALL:
+    weights = [file for kind in ("*.safetensors", "*.gguf") for file in checkpoint.glob(kind)]
+    if sum(file.stat().st_size for file in weights) < SMALL:
         _left[checkpoint] = loaded
 
 

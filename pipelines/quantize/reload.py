@@ -12,6 +12,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 from pipelines.errors import StageFailed, closest
+from pipelines.intake.gguf import read_once
+from pipelines.quantize.gguf import FILE, METHOD
 from pipelines.quantize.packing import QuantizedModules, check_declared_format, dequantize, open_quantized
 from pipelines.quantize.rounding import Rounding, rounded, rounding_of
 from pipelines.quantize.shards import quantization_config
@@ -48,8 +50,11 @@ def load(variant: Path, dtype: str = "float32") -> LoadedModel:
     import torch
     import transformers
 
-    if quantization_config(variant).get("quant_method") in READ_HERE:
+    method = quantization_config(variant).get("quant_method", "unquantized")
+    if method in READ_HERE:
         return _load_rounded(variant)
+    if method == METHOD:
+        return _load_gguf(variant, dtype)
     _refuse_unknown_method(variant)
     check_declared_format(variant)
     try:
@@ -59,10 +64,24 @@ def load(variant: Path, dtype: str = "float32") -> LoadedModel:
     except LOADING_ERRORS as error:
         raise StageFailed(f"{variant}: transformers cannot load it ({type(error).__name__}: {error})") from error
     _refuse_leftovers(variant, info)
-    config = quantization_config(variant)
-    unpacked = _unpack_float4(model, config, getattr(torch, dtype))
-    method = config.get("quant_method", "unquantized")
+    unpacked = _unpack_float4(model, quantization_config(variant), getattr(torch, dtype))
     return LoadedModel(model.eval(), f"transformers {transformers.__version__} {dtype}, {method}{unpacked}")
+
+
+def _load_gguf(variant: Path, dtype: str) -> LoadedModel:
+    """Load a GGUF file dequantized, its configuration from the file's own metadata, as llama.cpp reads it."""
+    import torch
+    import transformers
+
+    how = transformers.GgufConfig(dequantize=True)
+    where: dict[str, Any] = {"gguf_file": FILE, "quantization_config": how, "dtype": getattr(torch, dtype)}
+    try:
+        with read_once():
+            model, info = transformers.AutoModelForCausalLM.from_pretrained(variant, output_loading_info=True, **where)
+    except LOADING_ERRORS as error:
+        raise StageFailed(f"{variant}: transformers cannot load it ({type(error).__name__}: {error})") from error
+    _refuse_leftovers(variant, info)
+    return LoadedModel(model.eval(), f"transformers {transformers.__version__} {dtype}, {METHOD} dequantized")
 
 
 def _unpack_float4(model: PreTrainedModel, config: Mapping[str, Any], dtype: torch.dtype) -> str:

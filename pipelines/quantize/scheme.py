@@ -20,6 +20,11 @@ _DTYPES = {"float32": "FP32", "float16": "FP16", "bfloat16": "BF16"}
 _FP4_GROUPS = {"NVFP4": 16, "MXFP4": 32}
 """4-bit floats (E2M1) come in two formats, told apart by their groups: NVFP4 scales are FP8 numbers times one float32
 of the whole tensor; MXFP4 scales are powers of two (OCP Microscaling Formats 1.0)."""
+_GGUF: dict[str, tuple[int, int | None]] = {
+    "Q8_0": (8, 32), "Q6_K": (6, None), "Q5_K_M": (5, None), "Q4_K_M": (4, None), "Q4_0": (4, 32)
+}  # fmt: skip
+"""llama.cpp's file types: bits of most weights, and what a layer's width must be a multiple of. Those in K mix types,
+and take another one for layers whose width their blocks of 256 do not divide."""
 _NAME = re.compile(
     r"W(?P<w>\d+)A(?P<a>\d+)"
     r"(?:_(?P<kind>INT8|FP8|NVFP4|MXFP4))?"
@@ -30,7 +35,8 @@ _NAME = re.compile(
 )
 _GRAMMAR = (
     "W<bits>A<bits>[_INT8|_FP8|_NVFP4|_MXFP4][_DYNAMIC|_STATIC][_G<size>|_TENSOR|_BLOCK<size>][_ASYM][_KVFP8], as in "
-    "W4A16_G64, W8A16, W4A16_G64_ASYM, W8A8_FP8_DYNAMIC, W8A8_INT8, W4A4_NVFP4; or BF16, FP16, FP32"
+    "W4A16_G64, W8A16, W4A16_G64_ASYM, W8A8_FP8_DYNAMIC, W8A8_INT8, W4A4_NVFP4; or BF16, FP16, FP32; or a file type of "
+    f"llama.cpp: {', '.join(_GGUF)}"
 )
 
 
@@ -38,7 +44,8 @@ _GRAMMAR = (
 class Scheme:
     """How weights and activations are stored; `activation_bits` is None where activations stay as they are.
 
-    `kv` is the format of the cache of keys and values, None where it stays as activations are.
+    `kv` is the format of the cache of keys and values, None where it stays as activations are. `gguf` is the file type
+    of llama.cpp that this stands for, "" where it is none.
     """
 
     weight_bits: int
@@ -50,6 +57,7 @@ class Scheme:
     dynamic: bool = True
     symmetric: bool = True
     kv: Literal["FP8"] | None = None
+    gguf: str = ""
 
     @property
     def quantized(self) -> bool:
@@ -57,6 +65,8 @@ class Scheme:
         return self.weight_bits < 16
 
     def __str__(self) -> str:
+        if self.gguf:
+            return self.gguf
         for name, plain in _PLAIN.items():
             if plain == (self.weight_bits, self.weight_type):
                 return name
@@ -95,6 +105,9 @@ def parse(name: str) -> Scheme:
     text = name.upper()
     if text in _PLAIN:
         return Scheme(*_PLAIN[text])
+    if text in _GGUF:
+        bits, size = _GGUF[text]
+        return Scheme(bits, granularity="group", group_size=size, gguf=text)
     found = _NAME.fullmatch(text)
     if found is None:
         raise ValueError(f"not the name of a scheme; write {_GRAMMAR}")
@@ -220,6 +233,10 @@ def misfit_problems(
         message = f"{found[0].group_size} does not divide both sides of {count} layers: {layers}"
         allowed = "would fit all: one scale per channel, without _BLOCK; or name these layers in `ignore`"
         return [Problem(key, str(scheme), message, allowed)]
+    if scheme.gguf:
+        mixed = ", ".join(name for name, (_, size) in _GGUF.items() if size is None)
+        message = f"blocks of {found[0].group_size} do not divide the width of {count} layers: {layers}"
+        return [Problem(key, str(scheme), message, f"file types that take another type for such layers: {mixed}")]
     fitting = () if scheme.fp4 else fitting_groups(linear_shapes, ignore)
     allowed = "would fit all: " + (", ".join(f"G{g}" for g in fitting) or "only one scale per channel, without _G")
     message = f"{found[0].group_size} does not divide the width of {count} layers: {layers}"

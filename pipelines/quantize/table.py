@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from pipelines.errors import Problem
 from pipelines.flow.store import Fact
-from pipelines.quantize import autoawq, autogptq, gptqmodel, llmcompressor, modelopt, optimum_gptq
+from pipelines.quantize import autoawq, autogptq, gguf, gptqmodel, llmcompressor, modelopt, optimum_gptq
 from pipelines.quantize.estimate import Effort, effort_of
 
 if TYPE_CHECKING:
@@ -212,6 +212,19 @@ _ROWS = (
         "ModelOptSmoothQuantConfig",
         modelopt.SMOOTHQUANT_SCHEMES,
         "8-bit integers for TensorRT-LLM's engines",
+    ),
+    Quantizer(
+        name="gguf",
+        version=1,
+        summary="llama.cpp's own rounding, without data: one file that llama.cpp serves",
+        config_type="pipelines.quantize.gguf:GgufConfig",
+        function="pipelines.quantize.gguf_run:run",
+        packages=("llama_cpp_python", "gguf", "transformers", "torch"),
+        schemes=gguf.SCHEMES,
+        needs_calibration=_never,
+        promises=gguf.promises,
+        preflight=gguf.preflight,
+        toolchain="llama_cpp",
     ),
 )
 
