@@ -8,7 +8,9 @@ import random
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from pipelines.decide.model import Candidate, Decision, Interval, Latency, Speed, Throughput, Verdict, VerdictName
+from pipelines.decide.interval import Interval
+from pipelines.decide.model import Candidate, Decision, Verdict, VerdictName
+from pipelines.decide.probed import Latency, Speed, Throughput
 from pipelines.flow.store import Manifest, hash_tree
 
 SETS = {"support_intent": (400, 0.02, True), "ticket_json": (300, 0.01, True), "passage_qa": (320, 0.02, False)}
@@ -308,6 +310,8 @@ def requests(root: Path, made: Decision, count: int = 320) -> Path:
                 {
                     "engine": one.keys["engine"][:16],
                     "profile": "closed-4",
+                    "phase": 0,
+                    "bucket": "",
                     "mode": "closed",
                     "concurrency": 4,
                     "round": n % 5,

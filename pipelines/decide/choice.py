@@ -7,8 +7,10 @@ import random
 from collections.abc import Mapping, Sequence
 
 from pipelines.decide.gate import DIMENSIONS, GateConfig
+from pipelines.decide.latencies import at
 from pipelines.decide.model import Candidate, Choice, Standing
 from pipelines.decide.pareto import Point, front
+from pipelines.decide.resources import peak_memory
 
 SEED = 20260101
 
@@ -26,21 +28,16 @@ def quality_bound(one: Candidate) -> float | None:
 
 
 def latency_of(one: Candidate, gate: GateConfig) -> float | None:
-    """The figure of the gate's latency axis."""
+    """The figure of the gate's latency axis, where it is evidence."""
     axis = gate.latency
-    return next(
-        (
-            figure.value
-            for figure in one.latency
-            if (figure.profile, figure.metric, figure.percentile) == (axis.profile, axis.metric, axis.percentile)
-        ),
-        None,
-    )
+    found = at(one.latency, axis.profile, axis.metric, axis.percentile)
+    return found.value if found and found.evidence else None
 
 
 def throughput_of(one: Candidate) -> float | None:
     """Output tokens per second under the load that gives the most."""
-    return max((t.output_tokens_per_s for t in one.throughput if t.output_tokens_per_s > 0), default=None)
+    found = (t.output_tokens_per_s for t in one.throughput if t.evidence)
+    return max((rate for rate in found if rate > 0), default=None)
 
 
 def cost_of(one: Candidate, gate: GateConfig) -> float | None:
@@ -51,7 +48,8 @@ def cost_of(one: Candidate, gate: GateConfig) -> float | None:
 
 def figures(one: Candidate, gate: GateConfig) -> dict[str, float | None]:
     """A candidate's figures by dimension, turned so that more is better; costs and sizes as their inverses."""
-    memory = max((t.peak_rss_bytes for t in one.throughput if t.peak_rss_bytes is not None), default=None)
+    rss = max((t.peak_rss_bytes for t in one.throughput if t.peak_rss_bytes is not None), default=None)
+    memory = peak_memory(one.probed.resources, rss)
     latency = latency_of(one, gate)
     return {
         "quality": quality_bound(one),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from pipelines.decide import divergences
+from pipelines.decide import divergences, probing
 from pipelines.decide.gate import GateConfig
 from pipelines.decide.markup import bullets, number, pairs, table
 from pipelines.decide.model import Candidate, Choice, Decision
@@ -30,14 +30,8 @@ FORMULAS = {
     "looks: 0.0304 each; over 3: 0.0232)",
     "VETO": "decided before any statistic: broken or looping answers, their length, items that must stay right, "
     "memory, promises, perplexity, licence, labels",
-    "promise": "kept where the one-sided 95% upper bound of the percentile by order statistics is within the limit; "
-    "p99 takes 299 requests for such a bound, and a failed request counts as later than any",
     "choice": "sum of weight * ln(ratio to the reference) over quality (lower bound of the mean score), latency or "
     "goodput, cost (tokens/s), memory and size, among those on the Pareto front of quality, latency, tokens/s and size",
-    "speed": "exp(mean over rounds of ln(reference latency / candidate latency)), t interval over rounds; "
-    "all engines meet the same requests in every round",
-    "interval of a percentile": "order statistics, distribution-free, 95%; requests of one run are not quite "
-    "independent, so it is a lower bound of the doubt; a dash where there are too few requests",
 }
 LIMITS = (
     "Nothing here speaks of tasks, languages or lengths outside the eval sets named here.",
@@ -60,7 +54,7 @@ def markdown(decision: Decision) -> str:
         "### What would change this\n\n" + bullets(decision.would_change),
         "### What this does not show\n\n" + bullets(limits(decision, gate)),
         "## Evidence\n\n" + _evidence(decision.candidates),
-        "## Formulas\n\n" + pairs({**FORMULAS, **divergences.FORMULAS, **LATENCY_FORMULAS}),
+        "## Formulas\n\n" + pairs({**FORMULAS, **probing.FORMULAS, **divergences.FORMULAS, **LATENCY_FORMULAS}),
     ]
     return "\n\n".join(parts) + "\n"
 
@@ -80,6 +74,9 @@ def _own_limits(decision: Decision, gate: GateConfig) -> Iterator[str]:
     champion = decision.conditions.get("champion", "")
     if champion and not champion.endswith("on the same items"):
         yield f"Losses that add up over releases are bounded against the base only; champion: {champion}."
+    marked = sorted({f.profile for c in decision.candidates for f in c.latency if not f.evidence})
+    if marked:
+        yield f"No block of {', '.join(marked)} counts for some candidate: figures marked † are no evidence."
     axis = gate.latency
     unbounded = sorted(
         {f.requests for c in decision.candidates for f in c.latency

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 
 from pipelines.decide.judge import Item
+from pipelines.decide.measured import Block, Measured, Request
 from pipelines.decide.model import Noise
-from pipelines.decide.speed import Block, Request
+from pipelines.decide.probing import searched
+from pipelines.decide.throughput import Limits
 from pipelines.divergence import figures
 from pipelines.divergence.figures import Row
 from pipelines.errors import EvidenceError
@@ -18,8 +22,8 @@ from pipelines.flow.store import Manifest, manifest
 _ITEM = ("eval_set", "item_id", "score", "prompt_hash", "template_id", "slice", "cluster", "filter", "metric",
          "higher_is_better", "binary", "truncated", "empty", "looping", "not_finite", "must_pass", "tokens_in",
          "tokens_out", "finish_reason")  # fmt: skip
-_REQUEST = ("engine", "profile", "round", "ok", "ttft_ms", "tpot_ms", "e2e_ms")
-_BLOCK = ("engine", "profile", "round", "wall_s", "requests", "failed", "output_tokens_per_s", "peak_rss_bytes")
+_REQUEST = tuple(one.name for one in fields(Request))
+_BLOCK = tuple(one.name for one in fields(Block) if one.name not in ("started_s", "excused"))
 _LOAD = {
     "threads": "threads",
     "load_average": "load average",
@@ -30,15 +34,16 @@ _LOAD = {
 
 @dataclass(frozen=True, slots=True)
 class Evidence:
-    """Everything that was measured, in memory. Manifests and scores by key16, items by scores key and eval set."""
+    """Everything that was measured, in memory. Manifests and scores by key16, items by scores key and eval set,
+    what the probe measured by engine, promises by searched profile."""
 
     variants: Mapping[str, Manifest]
     engines: Mapping[str, Manifest]
     scores: Mapping[str, Manifest]
     items: Mapping[str, Mapping[str, Sequence[Item]]]
     latency: Manifest | None
-    requests: Sequence[Request]
-    blocks: Sequence[Block]
+    measured: Mapping[str, Measured]
+    searched: Mapping[str, Limits]
     load: Mapping[str, str]
     divergences: Mapping[str, Sequence[Row]]
     noise: Sequence[Noise]
@@ -58,20 +63,37 @@ def read(
     Raises:
         EvidenceError: a manifest or table that is missing, unreadable or lacks a column.
     """
-    blocks = _rows(latency / "blocks.parquet", _BLOCK) if latency else []
+    probe = manifest(latency) if latency else None
+    blocks = _rows(latency / "blocks.parquet", (*_BLOCK, "started")) if latency else []
     requests = _rows(latency / "requests.parquet", _REQUEST) if latency else []
     return Evidence(
         variants={path.name: manifest(path) for path in variants},
         engines={path.name: manifest(path) for path in engines},
         scores={path.name: manifest(path) for path in scores},
         items={path.name: _items(path) for path in scores},
-        latency=manifest(latency) if latency else None,
-        requests=[Request(**{name: row[name] for name in _REQUEST}) for row in requests],
-        blocks=[Block(**{name: row[name] for name in _BLOCK}) for row in blocks],
+        latency=probe,
+        measured=_measured(requests, blocks, excused=probe is not None and probe.config.get("disturbed") == "kept"),
+        searched=searched(probe.config) if probe else {},
         load=_load(blocks),
         divergences={path.name: figures.read(path) for path in divergences},
         noise=[_noise(path) for path in noise],
     )
+
+
+def _measured(
+    requests: Sequence[Mapping[str, Any]], blocks: Sequence[Mapping[str, Any]], *, excused: bool
+) -> dict[str, Measured]:
+    """Rows by engine, with figures as numbers."""
+    sent: dict[str, list[Request]] = {row["engine"]: [] for row in requests}
+    loads: dict[str, list[Block]] = {engine: [] for engine in sent}
+    for row in requests:
+        known = {name: row[name] for name in _REQUEST} | {"itl_ms": array("d", row["itl_ms"] or ())}
+        sent[row["engine"]].append(Request(**known))
+    for row in blocks:
+        at_s = datetime.fromisoformat(row["started"]).timestamp()
+        block = Block(**{name: row[name] for name in _BLOCK}, started_s=at_s, excused=excused)
+        loads.setdefault(row["engine"], []).append(block)
+    return {engine: Measured(sent.get(engine, []), found) for engine, found in loads.items()}
 
 
 def _noise(path: Path) -> Noise:

@@ -98,6 +98,14 @@ class Slo(Strict):
     max_ms: float = Field(gt=0)
 
 
+class LagRule(Strict):
+    """How late the client may send requests that are due (p99 of the schedule lag): `ms`, or `share` of the median TTFT
+    where that is more. A client that is later measures itself."""
+
+    ms: float = Field(default=5.0, ge=0)
+    share: float = Field(default=0.05, ge=0)
+
+
 class Vetoes(Strict):
     """What rules a candidate out before any statistic.
 
@@ -242,6 +250,9 @@ class GateConfig(Strict):
     several_variants: "holm" keeps `alpha` over all variants of a campaign together, "none" per variant.
     champion: "gate" lets the comparison with the champion decide too, so that small losses do not add up over releases.
     latency: the axis of the Pareto front and the chart.
+
+    Where a profile has several phases or buckets of input lengths, the slowest stands for it, in `speed`, `latency` and
+    promises alike.
     """
 
     alpha: Alpha = 0.05
@@ -260,6 +271,7 @@ class GateConfig(Strict):
     choice: ChoiceRule = ChoiceRule()
     require_speed: bool = True
     speed: SpeedRule
+    lag: LagRule = LagRule()
     latency: Axis
 
     @model_validator(mode="after")

@@ -9,7 +9,8 @@ from dataclasses import dataclass, replace
 from pipelines.decide import stats
 from pipelines.decide.bootstrap import RESAMPLES, bca
 from pipelines.decide.gate import OVERALL, EvalCard, GateConfig, Relative, Rule
-from pipelines.decide.model import Interval, Verdict, VerdictName
+from pipelines.decide.interval import Interval
+from pipelines.decide.model import Verdict, VerdictName
 
 FLIPS_CONFIDENCE = 0.6  # two-sided; its upper limit is the one-sided 80% bound of the share of flips
 _ALIKE = ("prompt_hash", "template_id", "slice", "cluster", "filter", "metric", "higher_is_better", "binary")

@@ -3,8 +3,25 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 
-from pipelines.decide.model import Interval
+from pipelines.decide.interval import Interval
+
+
+@dataclass(frozen=True, slots=True)
+class Table:
+    """A table under a heading, with what is to be said before it."""
+
+    heading: str
+    head: Sequence[str]
+    rows: Sequence[Sequence[str]]
+    told: str = ""
+
+    @property
+    def section(self) -> tuple[str, str]:
+        """The heading, and the rest as Markdown."""
+        lines = table(self.head, self.rows)
+        return self.heading, f"{self.told}\n\n{lines}" if self.told else lines
 
 
 def table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:

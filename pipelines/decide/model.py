@@ -7,18 +7,12 @@ from typing import Literal
 from pydantic import Field
 
 from pipelines.config import Strict
+from pipelines.decide.interval import Interval
+from pipelines.decide.probed import Latency, Probed, Speed, Throughput
 from pipelines.divergence.figures import Row
 
 VerdictName = Literal["invalid", "veto", "fail", "inconclusive", "pass"]
 Outcome = Literal["promote", "hold", "reject"]
-
-
-class Interval(Strict):
-    """A confidence interval; `confidence` is two-sided (0.90 holds a one-sided 5% test)."""
-
-    lower: float
-    upper: float
-    confidence: float
 
 
 class Verdict(Strict):
@@ -115,6 +109,7 @@ class Promise(Strict):
     """A percentile held against its limit: kept, broken, or open where the requests cannot tell.
 
     upper and lower: one-sided 95% bounds by order statistics; None where there are too few requests for one.
+    phase and bucket: the group of the profile that it was held against.
     """
 
     profile: str
@@ -127,6 +122,8 @@ class Promise(Strict):
     requests: int
     requests_needed: int
     state: Literal["kept", "broken", "open"]
+    phase: int = 0
+    bucket: str = ""
 
 
 class Noise(Strict):
@@ -143,42 +140,6 @@ class Noise(Strict):
     def flips(self) -> int:
         """Items whose score changed."""
         return self.gains + self.losses
-
-
-class Latency(Strict):
-    """One percentile of one latency metric under one load profile, with its distribution-free interval."""
-
-    profile: str
-    metric: Literal["ttft_ms", "tpot_ms", "e2e_ms"]
-    percentile: float
-    value: float | None
-    interval: Interval | None
-    requests: int
-
-
-class Throughput(Strict):
-    """What an engine delivered under one load profile."""
-
-    profile: str
-    requests: int
-    failed: int
-    requests_per_s: float
-    output_tokens_per_s: float
-    peak_rss_bytes: int | None
-
-
-class Speed(Strict):
-    """Whether a candidate is faster than the reference, on the gate's own latency metric, paired by round.
-
-    `ratio` is reference latency / candidate latency: 1.5 means one and a half times as fast.
-    """
-
-    metric: str
-    profile: str
-    ratio: float | None
-    interval: Interval | None
-    evidence: bool
-    note: str
 
 
 class Candidate(Strict):
@@ -220,6 +181,7 @@ class Candidate(Strict):
     promises: tuple[Promise, ...] = ()
     vetoes: tuple[Veto, ...] = ()
     undecided: tuple[Veto, ...] = ()
+    probed: Probed = Probed()
 
 
 class Standing(Strict):

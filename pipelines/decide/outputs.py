@@ -11,8 +11,9 @@ from dataclasses import dataclass
 
 from pipelines.decide import stats
 from pipelines.decide.gate import EvalCard, Vetoes
+from pipelines.decide.interval import Interval
 from pipelines.decide.judge import Item, align
-from pipelines.decide.model import Interval, Outputs, Veto
+from pipelines.decide.model import Outputs, Veto
 
 CONFIDENCE = 0.95
 SHOWN = 5

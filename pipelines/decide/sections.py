@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from pipelines.decide import divergences
+from pipelines.decide import divergences, loadsections
 from pipelines.decide.decision import name
 from pipelines.decide.gate import GateConfig
+from pipelines.decide.latencies import at
+from pipelines.decide.loadsections import shown
 from pipelines.decide.markup import between, number, table
 from pipelines.decide.model import Candidate, Decision, Verdict
-from pipelines.decide.vetoes import promised
 
 
 def sections(decision: Decision, gate: GateConfig) -> Iterator[tuple[str, str]]:
@@ -21,11 +22,9 @@ def sections(decision: Decision, gate: GateConfig) -> Iterator[tuple[str, str]]:
         yield "By length of prompt", _lengths(decision.candidates)
     yield "Answers", _answers(decision.candidates)
     yield "Divergence", _divergence(decision.candidates, gate)
-    yield "Speed", _speed(decision.candidates, gate)
-    if gate.vetoes.slo:
-        yield "Promises", _promises(decision.candidates)
-    yield "Latency", _latency(decision.candidates)
-    yield "Throughput", _throughput(decision.candidates)
+    rule = gate.speed
+    asked = f"Asked: {rule.metric} p{rule.percentile:g} at `{rule.profile}`, the interval above {rule.min_speedup:g}x."
+    yield from (one.section for one in loadsections.tables(decision.candidates, asked))
 
 
 def _candidates(decision: Decision, gate: GateConfig) -> str:
@@ -34,13 +33,11 @@ def _candidates(decision: Decision, gate: GateConfig) -> str:
             f"{axis.metric} p{axis.percentile:g} at {axis.profile}", "Pareto", "outcome")  # fmt: skip
     rows = []
     for c in decision.candidates:
-        at = [
-            f for f in c.latency if (f.profile, f.metric, f.percentile) == (axis.profile, axis.metric, axis.percentile)
-        ]
+        found = at(c.latency, axis.profile, axis.metric, axis.percentile)
         rows.append(
-            (c.label, c.quantizer, c.scheme, _shown(c, c.target),
+            (c.label, c.quantizer, c.scheme, shown(c, c.target),
              number(c.engine_bytes and c.engine_bytes / 1e6, ".1f"), number(c.mean_score, ".4f"),
-             number(c.perplexity, ".3f"), number(c.engine_kl, ".2g"), number(at[0].value if at else None, ".1f"),
+             number(c.perplexity, ".3f"), number(c.engine_kl, ".2g"), number(found.value if found else None, ".1f"),
              "front" if c.pareto else "", (c.outcome or "reference").upper())
         )  # fmt: skip
     return table(head, rows)
@@ -83,44 +80,6 @@ def _verdict_row(c: Candidate, v: Verdict, noise: str) -> tuple[str, ...]:
     )  # fmt: skip
 
 
-def _speed(candidates: Sequence[Candidate], gate: GateConfig) -> str:
-    rule = gate.speed
-    asked = f"Asked: {rule.metric} p{rule.percentile:g} at `{rule.profile}`, the interval above {rule.min_speedup:g}x."
-    rows = [
-        (c.label, c.speed.metric, c.speed.profile, number(c.speed.ratio, ".3f"), between(c.speed.interval, ".3f"),
-         "yes" if c.speed.evidence else "no", c.speed.note)
-        for c in candidates if c.speed
-    ]  # fmt: skip
-    return (
-        asked
-        + "\n\n"
-        + table(("candidate", "metric", "profile", "times as fast", "interval", "evidence", "note"), rows)
-    )
-
-
-def _latency(candidates: Sequence[Candidate]) -> str:
-    rows = [
-        (_shown(c, c.label), f.profile, f.metric, f"p{f.percentile:g}",
-         number(f.value, ".2f"), between(f.interval, ".2f"), str(f.requests))
-        for c in candidates for f in c.latency
-    ]  # fmt: skip
-    return table(("candidate", "profile", "metric", "percentile", "ms", "interval", "requests"), rows)
-
-
-def _throughput(candidates: Sequence[Candidate]) -> str:
-    rows = [
-        (_shown(c, c.label), t.profile, str(t.requests), str(t.failed),
-         f"{t.requests_per_s:.2f}", f"{t.output_tokens_per_s:.1f}",
-         number(t.peak_rss_bytes and t.peak_rss_bytes / 1e6, ".0f"))
-        for c in candidates for t in c.throughput
-    ]  # fmt: skip
-    return table(("candidate", "profile", "requests", "failed", "requests/s", "output tokens/s", "peak MB"), rows)
-
-
-def _shown(c: Candidate, text: str) -> str:
-    return text if c.native or c.status == "failed" else f"{text} (emulated)"
-
-
 def _flips(decision: Decision) -> str:
     """The 2x2 table of each binary comparison, and what two other methods make of it."""
     head = ("candidate", "eval set", "both right", "lost", "gained", "both wrong", "flips", "McNemar p (two-sided)",
@@ -152,16 +111,5 @@ def _answers(candidates: Sequence[Candidate]) -> str:
          str(o.looping), str(o.not_finite), number(o.mean_tokens_out, ".1f"),
          number(o.length_ratio, ".3f") + (f" ({between(o.length_interval, '.3f')})" if o.length_interval else ""))
         for c in candidates for o in c.outputs
-    ]  # fmt: skip
-    return table(head, rows)
-
-
-def _promises(candidates: Sequence[Candidate]) -> str:
-    head = ("candidate", "promise", "ms", "at most (95%)", "allowed", "requests", "state", "told")
-    rows = [
-        (_shown(c, c.label), f"{p.metric} p{p.percentile:g} at {p.profile}", number(p.value, ".1f"),
-         number(p.upper, ".1f"), f"{p.max_ms:g}", str(p.requests), p.state.upper(),
-         "" if p.state == "kept" else promised(p))
-        for c in candidates for p in c.promises
     ]  # fmt: skip
     return table(head, rows)

@@ -1,182 +1,207 @@
-"""Latency and throughput of engines from raw requests, and whether one is faster than another, paired by round."""
+"""Whether one engine is faster than another: paired by request and by block. The round is the unit of replication.
+
+Requests of one round share its luck (queues, drift, the machine), so they are averaged before any interval is taken.
+"""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
 
 from pipelines.decide import stats
-from pipelines.decide.gate import LatencyMetric, Slo, SpeedRule
-from pipelines.decide.model import Interval, Latency, Promise, Speed, Throughput
+from pipelines.decide.gate import SpeedRule
+from pipelines.decide.interval import Interval
+from pipelines.decide.measured import CONFIDENCE, METRICS, OF_A_REQUEST, Group, Request, groups
+from pipelines.decide.probed import Difference, MetricName, Speed
 from pipelines.probe.latency import percentile
 
-METRICS: tuple[LatencyMetric, ...] = ("ttft_ms", "tpot_ms", "e2e_ms")
-PERCENTILES = (50.0, 95.0, 99.0)
-CONFIDENCE = 0.95
-
-
-@dataclass(frozen=True, slots=True)
-class Request:
-    """One request that was sent to an engine; times are milliseconds, None where there is none."""
-
-    engine: str
-    profile: str
-    round: int
-    ok: bool
-    ttft_ms: float | None = None
-    tpot_ms: float | None = None
-    e2e_ms: float | None = None
-
-    def value(self, metric: LatencyMetric) -> float | None:
-        """The figure of one metric; None for a failed request, whose time is not a latency."""
-        found = {"ttft_ms": self.ttft_ms, "tpot_ms": self.tpot_ms, "e2e_ms": self.e2e_ms}[metric]
-        return found if self.ok and found is not None and math.isfinite(found) else None
-
-
-@dataclass(frozen=True, slots=True)
-class Block:
-    """One uninterrupted stretch of load on one engine."""
-
-    engine: str
-    profile: str
-    round: int
-    wall_s: float
-    requests: int
-    failed: int
-    output_tokens_per_s: float
-    peak_rss_bytes: int | None
-
-
-def latencies(requests: Sequence[Request], percentiles: Sequence[float] = PERCENTILES) -> tuple[Latency, ...]:
-    """Summarize one engine's requests: each profile, metric and percentile over all rounds together.
-
-    The interval is that of the order statistics, which takes requests as independent: a lower bound of the doubt.
-    """
-    found = []
-    for profile in dict.fromkeys(r.profile for r in requests):
-        for metric in METRICS:
-            values = _values(requests, profile, metric)
-            found += [_latency(profile, metric, p, values) for p in percentiles]
-    return tuple(found)
-
-
-def _latency(profile: str, metric: LatencyMetric, p: float, values: Sequence[float]) -> Latency:
-    bounds = stats.quantile_interval(values, p / 100.0, CONFIDENCE)
-    interval = Interval(lower=bounds[0], upper=bounds[1], confidence=CONFIDENCE) if bounds else None
-    value = percentile(values, p) if values else None
-    return Latency(profile=profile, metric=metric, percentile=p, value=value, interval=interval, requests=len(values))
-
-
-def throughputs(blocks: Sequence[Block]) -> tuple[Throughput, ...]:
-    """Add up one engine's blocks by profile; rates are over the time under load."""
-    found = []
-    for profile in dict.fromkeys(b.profile for b in blocks):
-        mine = [b for b in blocks if b.profile == profile]
-        wall = math.fsum(b.wall_s for b in mine)
-        answered = sum(b.requests - b.failed for b in mine)
-        tokens = math.fsum(b.output_tokens_per_s * b.wall_s for b in mine)
-        found.append(
-            Throughput(
-                profile=profile,
-                requests=sum(b.requests for b in mine),
-                failed=sum(b.failed for b in mine),
-                requests_per_s=answered / wall if wall > 0 else 0.0,
-                output_tokens_per_s=tokens / wall if wall > 0 else 0.0,
-                peak_rss_bytes=max((b.peak_rss_bytes for b in mine if b.peak_rss_bytes is not None), default=None),
-            )
-        )
-    return tuple(found)
-
-
-def promise(requests: Sequence[Request], slo: Slo) -> Promise:
-    """Hold one engine's requests against a promise: kept only where the upper bound of the percentile is within it.
-
-    A failed request has no latency, so it counts as later than any.
-    """
-    mine = [r for r in requests if r.profile == slo.profile]
-    values = [math.inf if (v := r.value(slo.metric)) is None else v for r in mine]
-    share = slo.percentile / 100.0
-    lower, upper = (None if b is None or math.isinf(b) else b for b in stats.quantile_bounds(values, share, CONFIDENCE))
-    least = stats.quantile_bounds(values, share, CONFIDENCE)[0]
-    kept, broken = upper is not None and upper <= slo.max_ms, least is not None and least > slo.max_ms
-    value = percentile(values, slo.percentile) if values else None
-    return Promise(
-        profile=slo.profile, metric=slo.metric, percentile=slo.percentile, max_ms=slo.max_ms,
-        value=None if value is None or math.isinf(value) else value, lower=lower, upper=upper, requests=len(values),
-        requests_needed=stats.observations_needed(share, CONFIDENCE, one_sided=True),
-        state="kept" if kept else "broken" if broken else "open",
-    )  # fmt: skip
-
-
-def goodput(requests: Sequence[Request], blocks: Sequence[Block], slos: Sequence[Slo]) -> float | None:
-    """Give the requests a second that kept every promise of a profile; None where nothing was measured or promised."""
-    profile = next((slo.profile for slo in slos), None)
-    wall = math.fsum(b.wall_s for b in blocks if b.profile == profile)
-    if profile is None or wall <= 0.0:
-        return None
-    mine = [r for r in requests if r.profile == profile]
-    kept = sum(all((v := r.value(slo.metric)) is not None and v <= slo.max_ms for slo in slos) for r in mine)
-    return kept / wall
+FORMULAS = {
+    "speed": "exp(mean over rounds of ln(reference percentile / candidate percentile)), t interval over rounds; all "
+    "engines meet the same requests in every round. Of several phases or buckets, the one with the least gain decides",
+    "by request": "ln(reference / candidate) of each request that both answered, averaged within its round; then the "
+    "mean over rounds and its t interval, since requests of one round are not independent. Milliseconds: candidate - "
+    "reference likewise",
+    "by block": "the same of the percentile of each round's block, where both blocks have it",
+    "same answers": "E2E is compared only where answers are as long: the candidate's output tokens within 1% of the "
+    "reference's over all pairs",
+}
+SAME_LENGTH = 0.01
+BY_BLOCK = (50.0, 99.0)
+Pair = tuple[Request, Request]
 
 
 def compare(
-    reference: Sequence[Request], candidate: Sequence[Request], rule: SpeedRule, confidence: float, emulated: str = ""
+    reference: Sequence[Request],
+    candidate: Sequence[Request],
+    rule: SpeedRule,
+    confidence: float,
+    against: Sequence[str] = (),
 ) -> Speed:
     """Compare a candidate's speed with the reference's: a t interval of the mean log-ratio over common rounds.
 
-    The round is the unit of replication, since requests of one run are not independent. Each round gives one ratio
-    of percentiles. It is evidence only with two rounds, no failed request, enough requests a round for the
-    percentile, and on both sides an engine that runs its own format (`emulated` says why one does not).
+    Each round gives one ratio of percentiles. It is evidence only with two rounds, no failed request, the same prompts,
+    enough requests a round for the percentile, answers of one length where E2E is compared, and nothing else `against`
+    it. Where the profile has several groups every one must be evidence, and the one with the least gain is given.
     """
     ours, theirs = ([r for r in side if r.profile == rule.profile] for side in (reference, candidate))
-    logs, problems = _log_ratios(ours, theirs, rule)
-    failed = sum(not r.ok for r in (*ours, *theirs))
+    problems = list(against)
+    if not ours or not theirs:
+        who = "the reference" if not ours else "the candidate"
+        problems.append(f"no requests of {who} under profile {rule.profile!r} that count")
+    failed = sum(r.failed for r in (*ours, *theirs))
     if failed:
         problems.append(f"{failed} of {len(ours) + len(theirs)} requests failed")
-    if emulated:
-        problems.insert(0, emulated)
-    ratio = math.exp(math.fsum(logs) / len(logs)) if logs else None
-    interval = None
-    if len(logs) > 1:
-        low, high = stats.paired_t(logs).interval(confidence)
-        interval = Interval(lower=_exp(low), upper=_exp(high), confidence=round(confidence, 12))
-    return Speed(
-        metric=f"{rule.metric} p{rule.percentile:g}",
-        profile=rule.profile,
-        ratio=ratio,
-        interval=interval,
-        evidence=not problems,
-        note="; ".join(problems) or f"paired over {len(logs)} rounds",
+    mine, others = dict(groups(ours)), dict(groups(theirs))
+    if ours and theirs:
+        problems += _unlike(mine, others, rule)
+    found = [_of_group(g, mine[g], others.get(g, []), rule, confidence) for g in mine]
+    found = found or [_of_group(Group(rule.profile), [], [], rule, confidence)]
+    slowest = min(found, key=lambda f: f[0].interval.lower if f[0].interval else -math.inf)[0]
+    problems += dict.fromkeys(problem for _, told in found for problem in told) if ours and theirs else []
+    told = f"; the slowest of {len(found)} groups" if len(found) > 1 else ""
+    return slowest.model_copy(
+        update={"evidence": not problems, "note": "; ".join(problems) or f"{slowest.note}{told}"},
     )
 
 
-def _log_ratios(ours: Sequence[Request], theirs: Sequence[Request], rule: SpeedRule) -> tuple[list[float], list[str]]:
-    """Give one log(reference / candidate) per round that both have, and what speaks against them as evidence."""
-    if not ours or not theirs:
-        who = "the reference" if not ours else "the candidate"
-        return [], [f"no requests of {who} under profile {rule.profile!r}"]
-    rounds = sorted({r.round for r in ours} & {r.round for r in theirs})
-    logs, fewest = [], min(len(ours), len(theirs))
-    for one in rounds:
-        mine, others = (_values([r for r in s if r.round == one], rule.profile, rule.metric) for s in (ours, theirs))
-        a, b = percentile(mine, rule.percentile), percentile(others, rule.percentile)
-        fewest = min(fewest, len(mine), len(others))
-        if a is not None and b is not None and a > 0 and b > 0:
-            logs.append(math.log(a / b))
-    problems = []
+def _unlike(
+    mine: Mapping[Group, Sequence[Request]], others: Mapping[Group, Sequence[Request]], rule: SpeedRule
+) -> Iterator[str]:
+    """What makes two sides no comparison of the same work."""
+    everywhere = [pair for g in mine for pair in _meetings(mine[g], others.get(g, []))]
+    other = sum(a.prompt_id != b.prompt_id for a, b in everywhere)
+    if other:
+        yield f"{other} of {len(everywhere)} requests ask another prompt of one side than of the other"
+    ours = sum(a.output_tokens for a, b in everywhere if a.ok and b.ok)
+    theirs = sum(b.output_tokens for a, b in everywhere if a.ok and b.ok)
+    if rule.metric == "e2e_ms" and ours and abs(theirs / ours - 1.0) > SAME_LENGTH:
+        yield f"answers are {theirs / ours:.3f} times as long as the reference's, so E2E is no measure of speed"
+
+
+def _of_group(
+    group: Group, ours: Sequence[Request], theirs: Sequence[Request], rule: SpeedRule, confidence: float
+) -> tuple[Speed, list[str]]:
+    """One group's speed, and what speaks against it as evidence."""
+    blocks = list(_blocks(ours, theirs, rule.metric, rule.percentile))
+    logs = [math.log(a / b) for a, b, _ in blocks if a is not None and b is not None]
+    fewest = min((n for _, _, n in blocks), default=0)
     needed = stats.observations_needed(rule.percentile / 100.0, CONFIDENCE, one_sided=True)
-    if fewest < needed:
+    problems = []
+    if blocks and fewest < needed:
         problems.append(f"{fewest} requests a round cannot bound p{rule.percentile:g}, which takes {needed}")
     if len(logs) < 2:
-        problems.append(
-            f"{len(logs)} round{'s' if len(logs) != 1 else ''} measured on both sides, at least 2 are needed"
-        )
-    return logs, problems
+        rounds = f"{len(logs)} round{'s' if len(logs) != 1 else ''}"
+        problems.append(f"{rounds} measured on both sides, at least 2 are needed")
+    ratio, interval = _ratio(logs, confidence)
+    speed = Speed(
+        metric=f"{rule.metric} p{rule.percentile:g}", profile=group.profile, phase=group.phase, bucket=group.bucket,
+        ratio=ratio, interval=interval, evidence=not problems, note=f"paired over {len(logs)} rounds",
+    )  # fmt: skip
+    return speed, problems
 
 
-def _values(requests: Sequence[Request], profile: str, metric: LatencyMetric) -> list[float]:
-    return [v for r in requests if r.profile == profile and (v := r.value(metric)) is not None]
+def differences(
+    reference: Sequence[Request], candidate: Sequence[Request], confidence: float = CONFIDENCE
+) -> tuple[Difference, ...]:
+    """Every metric of every group that both sides have: by request, then by block at p50 and p99.
+
+    A search is left out: which rates it tries depends on the engine, and its figure is the saturation.
+    """
+    others, found = dict(groups(candidate)), []
+    for group, ours in groups([r for r in reference if r.mode != "search"]):
+        theirs = others.get(group, [])
+        for metric in METRICS:
+            if metric in OF_A_REQUEST:
+                found.append(by_request(group, ours, theirs, metric, confidence))
+            found += [by_block(group, ours, theirs, metric, p, confidence) for p in BY_BLOCK]
+    return tuple(one for one in found if one is not None)
+
+
+def by_request(
+    group: Group, ours: Sequence[Request], theirs: Sequence[Request], metric: MetricName, confidence: float = CONFIDENCE
+) -> Difference | None:
+    """Compare request with request of the same number, prompt and round; None where no pair has the figure."""
+    rounds: dict[int, list[tuple[float, float]]] = {}
+    for a, b in _meetings(ours, theirs):
+        x, y = a.value(metric), b.value(metric)
+        if a.prompt_id == b.prompt_id and x is not None and y is not None and x > 0 and y > 0:
+            rounds.setdefault(a.round, []).append((x, y))
+    logs = [_mean([math.log(x / y) for x, y in pairs]) for pairs in rounds.values()]
+    steps = [_mean([y - x for x, y in pairs]) for pairs in rounds.values()]
+    return _difference(group, metric, "request", logs, steps, sum(map(len, rounds.values())), confidence)
+
+
+def by_block(
+    group: Group,
+    ours: Sequence[Request],
+    theirs: Sequence[Request],
+    metric: MetricName,
+    p: float,
+    confidence: float = CONFIDENCE,
+) -> Difference | None:
+    """Compare a percentile of each round's block; None where no round has it on both sides."""
+    known = [(a, b) for a, b, _ in _blocks(ours, theirs, metric, p) if a is not None and b is not None]
+    logs, steps = [math.log(a / b) for a, b in known], [b - a for a, b in known]
+    return _difference(group, metric, f"p{p:g}", logs, steps, len(known), confidence)
+
+
+def _difference(
+    group: Group,
+    metric: MetricName,
+    by: str,
+    logs: Sequence[float],
+    steps: Sequence[float],
+    pairs: int,
+    confidence: float,
+) -> Difference | None:
+    ratio, interval = _ratio(logs, confidence)
+    if ratio is None:
+        return None
+    bounds = stats.paired_t(steps).interval(confidence) if len(steps) > 1 else None
+    return Difference(
+        profile=group.profile, phase=group.phase, bucket=group.bucket, metric=metric, by=by, ratio=ratio,
+        interval=interval, difference_ms=_mean(steps), rounds=len(logs), pairs=pairs,
+        difference_interval=_interval(*bounds, confidence) if bounds else None,
+    )  # fmt: skip
+
+
+def _meetings(ours: Sequence[Request], theirs: Sequence[Request]) -> Iterator[Pair]:
+    """The same request of the same round on both sides."""
+    others = {(r.round, r.request): r for r in theirs}
+    yield from ((r, others[r.round, r.request]) for r in ours if (r.round, r.request) in others)
+
+
+def _blocks(
+    ours: Sequence[Request], theirs: Sequence[Request], metric: MetricName, p: float
+) -> Iterator[tuple[float | None, float | None, int]]:
+    """Of each round that both have: both percentiles (None where not to be had, or 0) and the smaller sample."""
+    for one in sorted({r.round for r in ours} & {r.round for r in theirs}):
+        a, b = (_values([r for r in side if r.round == one], metric) for side in (ours, theirs))
+        yield percentile(a, p) or None, percentile(b, p) or None, min(len(a), len(b))
+
+
+def _values(requests: Sequence[Request], metric: MetricName) -> list[float]:
+    if metric == "itl_ms":
+        return [gap for r in requests if r.ok for gap in r.itl_ms]
+    return [v for r in requests if (v := r.value(metric)) is not None]
+
+
+def _ratio(logs: Sequence[float], confidence: float) -> tuple[float | None, Interval | None]:
+    """The geometric mean of ratios given by their logarithms, and its t interval where there are two."""
+    if not logs:
+        return None, None
+    if len(logs) < 2:
+        return math.exp(logs[0]), None
+    low, high = stats.paired_t(logs).interval(confidence)
+    return math.exp(_mean(logs)), _interval(_exp(low), _exp(high), confidence)
+
+
+def _interval(lower: float, upper: float, confidence: float) -> Interval:
+    return Interval(lower=lower, upper=upper, confidence=round(confidence, 12))
+
+
+def _mean(values: Sequence[float]) -> float:
+    return math.fsum(values) / len(values)
 
 
 def _exp(x: float) -> float:

@@ -17,12 +17,17 @@ from pipelines.decide.evidence import Evidence, read
 from pipelines.decide.gate import EvalCard, GateConfig
 from pipelines.decide.judge import Item, judge
 from pipelines.decide.lengths import buckets
-from pipelines.decide.model import Candidate, Outputs, Speed, Verdict
+from pipelines.decide.measured import Measured
+from pipelines.decide.model import Candidate, Outputs, Verdict
 from pipelines.decide.outputs import Findings, describe, inspect
-from pipelines.decide.speed import PERCENTILES, Request, compare, goodput, latencies, promise, throughputs
+from pipelines.decide.probed import Speed
+from pipelines.decide.probing import compared as speed_of
+from pipelines.decide.probing import figures
 from pipelines.errors import ConfigError, Problem, closest
 
 Facts = dict[str, str | int | float | bool | None]
+_NOTES = {"gpu_note": "GPU figures", "metrics_note": "server's metrics"}
+"""Facts of a probe that say why figures are not available."""
 
 
 class CandidateInput(Strict):
@@ -143,7 +148,8 @@ def _candidate(one: CandidateInput, reference: CandidateInput, config: DecisionC
     means = {name: mean for name, rows in items.items() if (mean := _mean(rows, config.eval_sets[name])) is not None}
     compared = one.status == "ok" and one.label != reference.label
     findings = _findings(items, _items_of(reference, evidence), config) if compared else {}
-    key = one.engine_key[:16] if one.engine_key else ""
+    against = _measured_of(reference, evidence) if compared else None
+    probe = figures(_measured_of(one, evidence), against, config.gate, evidence.searched)
     return Candidate(
         label=one.label,
         variant=one.variant,
@@ -172,8 +178,8 @@ def _candidate(one: CandidateInput, reference: CandidateInput, config: DecisionC
         )
         if compared
         else (),
-        latency=latencies(_requests_of(one, evidence), sorted({*PERCENTILES, config.gate.latency.percentile})),
-        throughput=throughputs([b for b in evidence.blocks if b.engine == key]),
+        latency=probe.latency,
+        throughput=probe.throughput,
         speed=_speed(one, reference, config, evidence) if compared else None,
         pareto=False,
         outcome=None,
@@ -184,12 +190,11 @@ def _candidate(one: CandidateInput, reference: CandidateInput, config: DecisionC
             for name in findings
             for b in buckets(name, _items_of(reference, evidence)[name], items[name], config.eval_sets[name])
         ),
-        goodput=goodput(
-            _requests_of(one, evidence), [b for b in evidence.blocks if b.engine == key], config.gate.goodput_slos
-        ),
+        goodput=probe.goodput,
         divergences=tuple(evidence.divergences[one.divergence_key[:16]]) if one.divergence_key else (),
         outputs=_outputs(items, findings, config),
-        promises=tuple(promise(_requests_of(one, evidence), slo) for slo in config.gate.vetoes.slo),
+        promises=probe.promises,
+        probed=probe.probed,
         vetoes=tuple(v for found in findings.values() for v in found.vetoes),
         undecided=tuple(v for found in findings.values() for v in found.undecided),
     )
@@ -262,12 +267,11 @@ def _speed(one: CandidateInput, reference: CandidateInput, config: DecisionConfi
         for side in (reference, one)
         if side.engine_key and (facts := evidence.engines[side.engine_key[:16]].facts).get("native") is not True
     ]
-    ours, theirs = _requests_of(reference, evidence), _requests_of(one, evidence)
-    return compare(ours, theirs, config.gate.speed, config.gate.confidence, "; ".join(emulated))
+    return speed_of(_measured_of(reference, evidence), _measured_of(one, evidence), config.gate, emulated)
 
 
-def _requests_of(one: CandidateInput, evidence: Evidence) -> list[Request]:
-    return [r for r in evidence.requests if one.engine_key and r.engine == one.engine_key[:16]]
+def _measured_of(one: CandidateInput, evidence: Evidence) -> Measured:
+    return evidence.measured.get((one.engine_key or "")[:16], Measured())
 
 
 def _items_of(one: CandidateInput, evidence: Evidence) -> dict[str, Sequence[Item]]:
@@ -306,6 +310,7 @@ def _conditions(evidence: Evidence) -> dict[str, str]:
         facts = evidence.latency.facts
         found["latency measured"] = evidence.latency.started
         found |= {name: str(facts[name]) for name in ("device", "profiles", "rounds") if facts.get(name) is not None}
+        found |= {what: str(facts[name]) for name, what in _NOTES.items() if facts.get(name)}
         found |= evidence.load
     versions = {
         f"{k} {v}" for m in (*evidence.engines.values(), *evidence.variants.values()) for k, v in m.toolchain.items()

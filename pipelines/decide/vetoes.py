@@ -6,7 +6,9 @@ from collections.abc import Iterator, Mapping
 
 from pipelines.decide.engineloss import exceeded, words
 from pipelines.decide.gate import GateConfig
+from pipelines.decide.measured import named
 from pipelines.decide.model import Candidate, Promise, Veto
+from pipelines.decide.resources import peak_memory
 
 GIB = 2**30
 Found = Iterator[tuple[Veto, bool]]
@@ -60,11 +62,12 @@ def _memory(one: Candidate, gate: GateConfig) -> Found:
     cap = gate.vetoes.max_memory_gib
     if cap is None:
         return
-    peaks = [t.peak_rss_bytes for t in one.throughput if t.peak_rss_bytes is not None]
-    if not peaks:
+    rss = max((t.peak_rss_bytes for t in one.throughput if t.peak_rss_bytes is not None), default=None)
+    peak = peak_memory(one.probed.resources, rss)
+    if peak is None:
         yield Veto(kind="memory", text="no peak memory was measured"), False
-    elif max(peaks) > cap * GIB:
-        yield Veto(kind="memory", text=f"takes {max(peaks) / GIB:.2f} GiB at its peak, allowed {cap:g}"), True
+    elif peak > cap * GIB:
+        yield Veto(kind="memory", text=f"takes {peak / GIB:.2f} GiB at its peak, allowed {cap:g}"), True
 
 
 def _engine_loss(one: Candidate, gate: GateConfig) -> Found:
@@ -93,7 +96,8 @@ def _promises(one: Candidate) -> Found:
 
 def promised(promise: Promise) -> str:
     """Say what was found of a promise, and where requests are too few, how many it takes."""
-    name = f"{promise.metric} p{promise.percentile:g} at {promise.profile}"
+    where = named(promise.profile, promise.phase, promise.bucket)
+    name = f"{promise.metric} p{promise.percentile:g} at {where}"
     limit = f"allowed {promise.max_ms:g} ms"
     if promise.state == "broken":
         at = "at least " + (f"{promise.lower:.1f} ms" if promise.lower is not None else "that of a failed request")

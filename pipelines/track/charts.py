@@ -1,27 +1,13 @@
-"""The report's charts as SVG text, from plain numbers. Colours come from CSS variables, so a page sets the scheme."""
+"""The report's charts of accuracy and latency as SVG text, from plain numbers."""
 
 from __future__ import annotations
 
 import bisect
 from collections.abc import Sequence
 from dataclasses import dataclass
-from html import escape
 
+from pipelines.track import drawing
 from pipelines.track.axes import Box, Scale, place, scale, text_width
-
-COLOURS = 8
-STYLE = """
-svg.chart{--ink:#1b2430;--soft:#566272;--line:#d5dbe3;--paper:#fff;--good:#146c43;--bad:#b3261e;--warn:#8a5a00;
---c0:#46515f;--c1:#1d5fc4;--c2:#b4491a;--c3:#15754f;--c4:#8436a8;--c5:#946200;--c6:#c2274f;--c7:#0b7285;
-font-family:system-ui,-apple-system,"Segoe UI","Helvetica Neue",Arial,"DejaVu Sans",sans-serif;font-size:13px}
-@media (prefers-color-scheme:dark){svg.chart{--ink:#e8edf4;--soft:#a5b1c1;--line:#39434f;--paper:#151a21;
---good:#5fd39a;--bad:#ff8a80;--warn:#f0b649;--c0:#b4bfcc;--c1:#7fb0ff;--c2:#ff9d6b;--c3:#57d3a0;--c4:#d49cf2;--c5:#e6bd58;--c6:#ff8aa8;--c7:#5fcfe0}}
-@media print{svg.chart{--ink:#000;--soft:#333;--line:#bbb;--paper:#fff;--good:#146c43;--bad:#b3261e;--warn:#8a5a00;
---c0:#46515f;--c1:#1d5fc4;--c2:#b4491a;--c3:#15754f;--c4:#8436a8;--c5:#946200;--c6:#c2274f;--c7:#0b7285}}
-svg.chart text{fill:var(--ink)}svg.chart .soft{fill:var(--soft)}svg.chart .grid{stroke:var(--line);stroke-width:1}
-svg.chart .halo{paint-order:stroke;stroke:var(--paper);stroke-width:3.5px;stroke-linejoin:round}
-svg.chart .back{fill:var(--paper)}svg.chart .strong{font-weight:650}
-""".strip()
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,28 +64,22 @@ class Curve:
     hollow: bool = False
 
 
-def number(value: float) -> str:
-    """A tick's text: no needless zeros, thin spaces between thousands."""
-    text = f"{value:,.6g}" if abs(value) < 1e6 else f"{value:,.0f}"
-    return text.replace(",", "\u202f").replace("-", "\u2212")
-
-
 def scatter(points: Sequence[Point], *, x_title: str, y_title: str, title: str, width: float = 860) -> str:
     """Accuracy (y, higher is better) against latency (x, lower is better): labelled points and the Pareto front."""
     narrow = width < 560
     frame = Box(46 if narrow else 58, 30, width - 14, (340 if narrow else 420) - 44)
     x = scale([v for p in points for v in p.x.ends], frame.left, frame.right, room=0.1, log_allowed=True)
     y = scale([v for p in points for v in p.y.ends], frame.bottom, frame.top, room=0.1)
-    parts = [*_grid_x(x, frame, 4 if narrow else 7), *_grid_y(y, frame)]
-    parts.append(_text(frame.left - (38 if narrow else 44), 16, y_title, "soft"))
-    parts.append(_text(frame.right, frame.bottom + 36, x_title, "soft", anchor="end"))
+    parts = [*drawing.grid_x(x, frame, 4 if narrow else 7), *drawing.grid_y(y, frame)]
+    parts.append(drawing.text(frame.left - (38 if narrow else 44), 16, y_title, "soft"))
+    parts.append(drawing.text(frame.right, frame.bottom + 36, x_title, "soft", anchor="end"))
     parts.append(_front([p for p in points if p.front], x, y, frame))
     for p in points:
         parts += _bars(p, x, y)
     for p in points:
-        parts.append(_mark(x(p.x.value), y(p.y.value), p.colour, p.hollow, 7 if p.strong else 5.5))
+        parts.append(drawing.mark(x(p.x.value), y(p.y.value), p.colour, p.hollow, 7 if p.strong else 5.5))
     parts += _labels(points, x, y, frame)
-    return _svg(parts, width, frame.bottom + 44, title)
+    return drawing.svg(parts, width, frame.bottom + 44, title)
 
 
 def forest(rows: Sequence[Row], *, title: str, width: float = 860) -> str:
@@ -113,94 +93,46 @@ def forest(rows: Sequence[Row], *, title: str, width: float = 860) -> str:
     for tick in (-2, -1, 0, 1, 2, 3):
         colour, stroke = ("var(--bad)", 1.6) if tick == 1 else ("var(--soft)", 1.3) if tick == 0 else ("var(--line)", 1)
         dash = ' stroke-dasharray="5 3"' if tick == 1 else ""
-        parts.append(_line(x(tick), head - 8, x(tick), bottom, colour, stroke, dash))
-        text = "margin" if tick == 1 else number(tick)
-        parts.append(_text(x(tick), head - 14, text, "soft", anchor="middle"))
-    parts.append(_text(x(-2), 14, "\u2190 better", "soft"))
-    parts.append(_text(x(3), 14, "worse \u2192", "soft", anchor="end"))
+        parts.append(drawing.line(x(tick), head - 8, x(tick), bottom, colour, stroke, dash))
+        text = "margin" if tick == 1 else drawing.number(tick)
+        parts.append(drawing.text(x(tick), head - 14, text, "soft", anchor="middle"))
+    parts.append(drawing.text(x(-2), 14, "\u2190 better", "soft"))
+    parts.append(drawing.text(x(3), 14, "worse \u2192", "soft", anchor="end"))
     for n, row in enumerate(rows):
         parts += _forest_row(row, x, head + step * n, step, width, narrow)
-    return _svg(parts, width, bottom + 6, title)
+    return drawing.svg(parts, width, bottom + 6, title)
 
 
 def ecdf(curves: Sequence[Curve], *, x_title: str, title: str, width: float = 860, points: int = 160) -> str:
     """The share of requests answered within each latency, one curve per candidate, with guides at p50, p95 and p99."""
     narrow = width < 560
-    keys, legend = _legend(curves, width)
+    keys, legend = drawing.legend([(c.label, c.colour, c.hollow) for c in curves], width)
     frame = Box(46, legend + 12, width - 14, legend + (270 if narrow else 330))
     ends = [v for c in curves for v in (c.values[0], c.values[min(len(c.values) - 1, int(len(c.values) * 0.999))])]
     x = scale(ends, frame.left, frame.right, room=0.03, log_allowed=True)
     y = Scale(0.0, 1.0, frame.bottom, frame.top)
-    parts = [*keys, *_grid_x(x, frame, 4 if narrow else 7)]
+    parts = [*keys, *drawing.grid_x(x, frame, 4 if narrow else 7)]
     for share, text in ((0.0, "0%"), (0.25, "25%"), (0.5, "p50"), (0.75, "75%"), (0.95, "p95"), (0.99, "p99")):
         parts.append(
             f'<line class="grid" x1="{frame.left}" x2="{frame.right}" y1="{y(share):.1f}" y2="{y(share):.1f}"/>'
         )
         drop = 11 if share == 0.95 else 2 if share == 0.99 else 4
-        parts.append(_text(frame.left - 6, y(share) + drop, text, "soft", anchor="end"))
+        parts.append(drawing.text(frame.left - 6, y(share) + drop, text, "soft", anchor="end"))
     for curve in curves:
         path = " ".join(f"{x(v):.1f},{y(s):.1f}" for v, s in _steps(curve.values, points) if x.low <= v <= x.high)
         dash = ' stroke-dasharray="6 4"' if curve.hollow else ""
-        parts.append(f'<polyline points="{path}" fill="none" stroke="{_colour(curve.colour)}" stroke-width="2"{dash}/>')
-    parts.append(_text(frame.right, frame.bottom + 36, x_title, "soft", anchor="end"))
-    return _svg(parts, width, frame.bottom + 44, title)
-
-
-def standalone(svg: str) -> str:
-    """Make a chart a file of its own: style inside, and a background."""
-    head, body = svg.split(">", 1)
-    inner = f'<style>{STYLE}</style><rect class="back" width="100%" height="100%"/>'
-    return f'<?xml version="1.0" encoding="UTF-8"?>\n{head}>{inner}{body}'
-
-
-def _svg(parts: Sequence[str], width: float, height: float, title: str) -> str:
-    size = f'viewBox="0 0 {width:.0f} {height:.0f}" width="{width:.0f}" height="{height:.0f}"'
-    body = "\n".join(parts)
-    named = f'class="chart" role="img" aria-label="{escape(title)}"'
-    return f'<svg xmlns="http://www.w3.org/2000/svg" {named} {size}>{body}</svg>'
-
-
-def _colour(index: int) -> str:
-    return f"var(--c{index % COLOURS})"
-
-
-def _text(x: float, y: float, text: str, style: str = "", *, anchor: str = "start", fill: str = "") -> str:
-    place_at = f'x="{x:.1f}" y="{y:.1f}" text-anchor="{anchor}"'
-    paint = f' style="fill:{fill}"' if fill else ""
-    return f'<text class="{style}" {place_at}{paint}>{escape(text)}</text>'
-
-
-def _line(x1: float, y1: float, x2: float, y2: float, colour: str, stroke: float, more: str = "") -> str:
-    ends = f'x1="{x1:.1f}" y1="{y1:.1f}" x2="{x2:.1f}" y2="{y2:.1f}"'
-    return f'<line {ends} stroke="{colour}" stroke-width="{stroke}"{more}/>'
-
-
-def _mark(x: float, y: float, colour: int, hollow: bool, radius: float) -> str:
-    fill = "var(--paper)" if hollow else _colour(colour)
-    return f'<circle cx="{x:.1f}" cy="{y:.1f}" r="{radius}" fill="{fill}" stroke="{_colour(colour)}" stroke-width="2"/>'
-
-
-def _grid_x(x: Scale, frame: Box, about: int) -> list[str]:
-    parts = []
-    for tick in x.ticks(about):
-        parts.append(_line(x(tick), frame.top, x(tick), frame.bottom, "var(--line)", 1))
-        parts.append(_text(x(tick), frame.bottom + 17, number(tick), "soft", anchor="middle"))
-    return parts
-
-
-def _grid_y(y: Scale, frame: Box) -> list[str]:
-    parts = []
-    for tick in y.ticks(5):
-        parts.append(_line(frame.left, y(tick), frame.right, y(tick), "var(--line)", 1))
-        parts.append(_text(frame.left - 6, y(tick) + 4, number(tick), "soft", anchor="end"))
-    return parts
+        parts.append(
+            f'<polyline points="{path}" fill="none" stroke="{drawing.colour_of(curve.colour)}" stroke-width="2"{dash}/>'
+        )
+    parts.append(drawing.text(frame.right, frame.bottom + 36, x_title, "soft", anchor="end"))
+    return drawing.svg(parts, width, frame.bottom + 44, title)
 
 
 def _bars(p: Point, x: Scale, y: Scale) -> list[str]:
-    (x_low, x_high), (y_low, y_high), colour = p.x.ends, p.y.ends, _colour(p.colour)
+    (x_low, x_high), (y_low, y_high), colour = p.x.ends, p.y.ends, drawing.colour_of(p.colour)
     faint = ' stroke-opacity="0.55"'
-    across = _line(x(x_low), y(p.y.value), x(x_high), y(p.y.value), colour, 1.6, faint)
-    return [across, _line(x(p.x.value), y(y_low), x(p.x.value), y(y_high), colour, 1.6, faint)]
+    across = drawing.line(x(x_low), y(p.y.value), x(x_high), y(p.y.value), colour, 1.6, faint)
+    return [across, drawing.line(x(p.x.value), y(y_low), x(p.x.value), y(y_high), colour, 1.6, faint)]
 
 
 def _front(front: Sequence[Point], x: Scale, y: Scale, frame: Box) -> str:
@@ -225,8 +157,12 @@ def _labels(points: Sequence[Point], x: Scale, y: Scale, frame: Box) -> list[str
     ):
         far = abs(base - 4 - ay) > 24
         if far:
-            parts.append(_line(ax, ay, left + 6 if left > ax else ax, base - 4, _colour(p.colour), 0.8))
-        parts.append(_text(left, base, p.label, "halo strong" if p.strong else "halo", fill=_colour(p.colour)))
+            parts.append(
+                drawing.line(ax, ay, left + 6 if left > ax else ax, base - 4, drawing.colour_of(p.colour), 0.8)
+            )
+        parts.append(
+            drawing.text(left, base, p.label, "halo strong" if p.strong else "halo", fill=drawing.colour_of(p.colour))
+        )
     return parts
 
 
@@ -239,20 +175,20 @@ def _bar_boxes(p: Point, x: Scale, y: Scale) -> list[Box]:
 def _forest_row(row: Row, x: Scale, top: float, step: float, width: float, narrow: bool) -> list[str]:
     line = top + (30 if narrow else step / 2 + 4)
     if row.span is None and not row.figures:
-        return [_text(4, top + step - (14 if narrow else 4), row.text, "strong")]
+        return [drawing.text(4, top + step - (14 if narrow else 4), row.text, "strong")]
     indent = 26 if row.inner else 14
     room = width - indent - 24 - text_width(row.word, 13) if narrow else x.start - indent - 8
     style = "halo soft" if row.inner else "halo"
-    parts = [_text(indent, top + 14 if narrow else line + 4, _cut(row.text, room), style)]
+    parts = [drawing.text(indent, top + 14 if narrow else line + 4, _cut(row.text, room), style)]
     tone = {"pass": "var(--good)", "inconclusive": "var(--warn)"}.get(row.verdict, "var(--bad)")
     if row.span is not None:
         parts += _forest_span(row.span, x, line, tone, row.inner)
     if narrow:
-        return [*parts, _text(width - 8, top + 14, row.word, "halo", anchor="end", fill=tone)]
+        return [*parts, drawing.text(width - 8, top + 14, row.word, "halo", anchor="end", fill=tone)]
     return [
         *parts,
-        _text(x.end + 14, line + 4, row.figures),
-        _text(width - 4, line + 4, row.word, anchor="end", fill=tone),
+        drawing.text(x.end + 14, line + 4, row.figures),
+        drawing.text(width - 4, line + 4, row.word, anchor="end", fill=tone),
     ]
 
 
@@ -260,7 +196,7 @@ def _forest_span(span: Span, x: Scale, y: float, tone: str, inner: bool) -> list
     """An interval and its dot, cut at the axis ends with an arrow head where it goes on."""
     low, high = span.ends
     seen = [min(max(v, x.low), x.high) for v in (low, high)]
-    parts = [_line(x(seen[0]), y, x(seen[1]), y, tone, 2.2)]
+    parts = [drawing.line(x(seen[0]), y, x(seen[1]), y, tone, 2.2)]
     for value, end, way in ((low, x.low, -1), (high, x.high, 1)):
         if (value - end) * way > 0:
             tip = x(end)
@@ -277,19 +213,6 @@ def _cut(text: str, room: float) -> str:
         return text
     keep = next(n for n in range(len(text) - 1, -1, -1) if text_width(text[:n] + "\u2026", 13) <= room)
     return text[:keep].rstrip() + "\u2026"
-
-
-def _legend(curves: Sequence[Curve], width: float) -> tuple[list[str], float]:
-    parts, x, y = [], 4.0, 16.0
-    for curve in curves:
-        wide = 34 + text_width(curve.label, 13) + 14
-        if x + wide > width and x > 4:
-            x, y = 4.0, y + 21
-        dash = ' stroke-dasharray="6 4"' if curve.hollow else ""
-        parts.append(_line(x, y - 4, x + 24, y - 4, _colour(curve.colour), 2.4, dash))
-        parts.append(_text(x + 30, y, curve.label))
-        x += wide
-    return parts, y
 
 
 def _steps(values: Sequence[float], points: int) -> list[tuple[float, float]]:

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from pipelines.decide import pareto
-from pipelines.decide.model import Candidate, Decision, Interval, Latency, Verdict
+from pipelines.decide import latencies, loadsections, pareto, phases
+from pipelines.decide.interval import Interval
+from pipelines.decide.model import Candidate, Decision, Verdict
+from pipelines.decide.probed import Latency
 from pipelines.track.charts import Curve, Point, Row, Span
 
 WHOLE = "all"
@@ -54,11 +55,9 @@ def axis_of(decision: Decision) -> Axis | None:
 
 
 def latency_at(candidate: Candidate, axis: Axis | None) -> Latency | None:
-    """A candidate's figure on an axis, where it has one."""
-    same = (
-        f for f in candidate.latency if axis and Axis(f.profile, f.metric, f.percentile) == axis and f.value is not None
-    )
-    return next(same, None)
+    """A candidate's figure on an axis, where it has one; of several phases and buckets the slowest."""
+    found = latencies.at(candidate.latency, axis.profile, axis.metric, axis.percentile) if axis else None
+    return found if found and found.value is not None else None
 
 
 def colours(decision: Decision) -> dict[str, int]:
@@ -91,7 +90,7 @@ def points(decision: Decision, axis: Axis | None) -> tuple[list[Point], list[str
                 Span(at.value, *_ends(at.interval)),
                 y,
                 colour[one.label],
-                hollow=not one.native,
+                hollow=not (one.native and at.evidence),
                 front=one.label in drawn,
                 strong=one.label == decision.winner,
             )
@@ -104,7 +103,7 @@ def _front(decision: Decision, axis: Axis | None) -> frozenset[str]:
     found = []
     for one in decision.candidates:
         at = latency_at(one, axis)
-        slow = None if at is None or at.value is None else -at.value
+        slow = None if at is None or at.value is None or not at.evidence else -at.value
         found.append(pareto.Point(one.label, (one.mean_score, slow), one.native and one.status == "ok"))
     return pareto.front(found)
 
@@ -156,21 +155,36 @@ def _row(verdict: Verdict) -> Row:
     return Row(text, span, figures, verdict.verdict, inner, verdict.gates)
 
 
-def curves(decision: Decision, latency: Path, axis: Axis) -> list[Curve]:
-    """Each candidate's sorted latencies on the axis's profile and metric, failed requests left out."""
+def curves(decision: Decision, latency: Path, axis: Axis) -> dict[str, list[Curve]]:
+    """Each candidate's sorted latencies on the axis's profile and metric, by phase and bucket.
+
+    Failed requests are left out, and blocks that are no evidence, where others are.
+    """
     import pyarrow.compute as pc
     import pyarrow.parquet as pq
 
-    columns = ["engine", "profile", "ok", axis.metric]
+    columns = ["engine", "profile", "phase", "bucket", "round", "ok", axis.metric]
     table = pq.read_table(latency / "requests.parquet", columns=columns)
     table = table.filter(pc.and_(pc.equal(table["profile"], axis.profile), pc.equal(table["ok"], True)))
-    colour, found = colours(decision), []
-    for one in decision.candidates:
-        mine = table.filter(pc.equal(table["engine"], one.keys.get("engine", "")[:16]))[axis.metric].drop_null()
-        values = tuple(sorted(float(v) for v in mine.to_pylist()))
-        if len(values) >= 2:
-            found.append(Curve(one.label, values, colour[one.label], hollow=not one.native))
+    rows, colour, names = table.to_pylist(), colours(decision), phases.names(decision.candidates)
+    found: dict[str, list[Curve]] = {}
+    groups = ((f.phase, f.bucket) for c in decision.candidates for f in c.latency if f.profile == axis.profile)
+    for phase, bucket in dict.fromkeys(groups):
+        place = loadsections.place(axis.profile, phase, bucket, names)
+        for one in decision.candidates:
+            engine, out = one.keys.get("engine", "")[:16], _left_out(one, axis.profile)
+            mine = [row for row in rows if (row["engine"], row["phase"], row["bucket"]) == (engine, phase, bucket)]
+            counted = [row for row in mine if row["round"] not in out]
+            values = tuple(sorted(v for row in counted or mine if (v := row[axis.metric]) is not None))
+            if len(values) >= 2:
+                hollow = not one.native or not counted
+                found.setdefault(place, []).append(Curve(one.label, values, colour[one.label], hollow=hollow))
     return found
+
+
+def _left_out(one: Candidate, profile: str) -> frozenset[int]:
+    """The rounds of a profile that are no evidence."""
+    return frozenset(block.round for block in one.probed.left_out if block.profile == profile)
 
 
 def _ends(interval: Interval | None) -> tuple[float | None, float | None]:
@@ -202,14 +216,3 @@ def between(interval: Interval | None, digits: int = 3) -> str:
 def size(value: int | None) -> str:
     """Bytes in MiB."""
     return NONE if value is None else f"{value / 2**20:,.0f} MiB"
-
-
-def by_profile(candidates: Sequence[Candidate]) -> dict[tuple[str, str], list[float]]:
-    """The percentiles measured for each (profile, metric), in the order they were first seen."""
-    found: dict[tuple[str, str], list[float]] = {}
-    for one in candidates:
-        for figure in one.latency:
-            kept = found.setdefault((figure.profile, figure.metric), [])
-            if figure.percentile not in kept:
-                kept.append(figure.percentile)
-    return found

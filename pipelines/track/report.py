@@ -7,13 +7,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from pipelines.config import Strict
-from pipelines.decide import divergences
+from pipelines.decide import divergences, loadsections, probing
 from pipelines.decide.engineloss import EngineLoss
-from pipelines.decide.model import Candidate, Decision, Latency
+from pipelines.decide.model import Decision
 from pipelines.errors import EvidenceError
 from pipelines.flow.store import Fact, manifest
 from pipelines.probe.latency import FORMULAS
-from pipelines.track import charts, figures
+from pipelines.track import charts, drawing, figures, loads
 
 if TYPE_CHECKING:
     from jinja2 import Environment
@@ -21,11 +21,9 @@ if TYPE_CHECKING:
 WIDE, NARROW = 860.0, 380.0
 HERE = Path(__file__).parent
 JUDGEMENT = {
-    "percentile interval": "distribution-free, from order statistics",
     "loss": "how much worse than the reference on the same items, in the metric's own unit; positive is worse",
     "pass": "the upper end of the interval of loss lies below the margin (non-inferiority, tested one-sided)",
     "mean score": "unweighted mean over eval sets; its bar adds the intervals of loss in squares",
-    "speed-up": "reference's latency over the candidate's, paired by round",
     "Pareto front": "no other native candidate is at least as good on both axes and better on one",
 }
 
@@ -63,7 +61,8 @@ def render(decision: Decision, config: ReportConfig, latency: Path | None = None
     axis = figures.axis_of(decision)
     points, missing = figures.points(decision, axis)
     rows = figures.rows(decision)
-    curves = figures.curves(decision, latency, axis) if latency is not None and axis else []
+    curves = figures.curves(decision, latency, axis) if latency is not None and axis else {}
+    drifted = loads.drift(decision, axis.profile) if axis else None
     pareto = _pareto(points, axis)
     page = (
         _environment()
@@ -75,22 +74,23 @@ def render(decision: Decision, config: ReportConfig, latency: Path | None = None
             axis=axis,
             at={one.label: f.value if (f := figures.latency_at(one, axis)) else None for one in decision.candidates},
             emulated=[one for one in decision.candidates if not one.native],
-            chart_style=charts.STYLE,
+            chart_style=drawing.STYLE,
             pareto=_both(pareto) if points else "",
             missing=missing,
             forest=_both(lambda w: charts.forest(rows, title="Loss against the margin, each comparison", width=w))
             if rows
             else "",
-            ecdf=_both(lambda w: _ecdf(curves, axis, w)) if curves else "",
-            requests={c.label: len(c.values) for c in curves},
-            latency=_latency_table(decision),
+            ecdf=[(place, _drawn(found, axis), found) for place, found in curves.items()],
+            load_curves=[(one.title, _both(one.draw)) for one in loads.load_curves(decision, "ttft_ms")],
+            drift=(drifted.title, _both(drifted.draw)) if drifted else None,
+            tables=list(loadsections.tables(decision.candidates)),
             losses=_losses(decision),
             measured=_measured(latency),
-            formulas=list((FORMULAS | JUDGEMENT | divergences.FORMULAS).items()),
+            formulas=list((FORMULAS | JUDGEMENT | probing.FORMULAS | divergences.FORMULAS).items()),
             gate=list(_flat(decision.gate)),
         )
     )
-    return page, charts.standalone(pareto(WIDE)) if points else charts.standalone(_empty())
+    return page, drawing.standalone(pareto(WIDE)) if points else drawing.standalone(_empty())
 
 
 def _headline(decision: Decision) -> str:
@@ -110,10 +110,11 @@ def _pareto(points: list[charts.Point], axis: figures.Axis | None) -> Callable[[
     )
 
 
-def _ecdf(curves: list[charts.Curve], axis: figures.Axis | None, width: float) -> str:
+def _drawn(curves: list[charts.Curve], axis: figures.Axis | None) -> str:
+    """The distributions of one group, in both sizes."""
     metric = axis.metric.removesuffix("_ms").upper() if axis else ""
-    x_title = f"{metric}, ms, {axis.profile if axis else ''}"
-    return charts.ecdf(curves, x_title=x_title, title=f"Share of requests within each {metric}", width=width)
+    title = f"Share of requests within each {metric}"
+    return _both(lambda w: charts.ecdf(curves, x_title=f"{metric}, ms", title=title, width=w))
 
 
 def _empty() -> str:
@@ -134,20 +135,6 @@ def _both(draw: Callable[[float], str]) -> str:
     return f'<div class="wide">{draw(WIDE)}</div><div class="narrow">{draw(NARROW)}</div>'
 
 
-def _latency_table(decision: Decision) -> list[tuple[str, str, list[float], list[tuple[Candidate, list[str], int]]]]:
-    """Per profile and metric: the percentiles, and per candidate its texts and number of requests."""
-    found = []
-    for (profile, metric), percentiles in figures.by_profile(decision.candidates).items():
-        lines = []
-        for one in decision.candidates:
-            mine = {f.percentile: f for f in one.latency if (f.profile, f.metric) == (profile, metric)}
-            if mine:
-                cells = [_cell(mine[p]) if p in mine else figures.NONE for p in percentiles]
-                lines.append((one, cells, max(f.requests for f in mine.values())))
-        found.append((profile, metric, percentiles, lines))
-    return found
-
-
 def _losses(decision: Decision) -> dict[str, object]:
     """The tables of divergences: heads and rows, mean KL of the three losses first, then every figure."""
     found = list(divergences.lines(decision.candidates))
@@ -158,13 +145,6 @@ def _losses(decision: Decision) -> dict[str, object]:
         "all_head": divergences.DETAILS,
         "all_rows": [row for line in found for row in divergences.details(line)],
     }
-
-
-def _cell(figure: Latency) -> str:
-    if figure.value is None:
-        return figures.NONE
-    digits = 1 if figure.value >= 10 else 2
-    return f"{figure.value:.{digits}f} {figures.between(figure.interval, digits)}"
 
 
 def _flat(data: Mapping[str, object], prefix: str = "") -> Iterator[tuple[str, str]]:

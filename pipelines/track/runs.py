@@ -201,7 +201,7 @@ def _attach(
     for path in (decision / "decision.json", decision / "decision.md", report / "report.html", report / "pareto.svg"):
         if path.is_file():
             client.log_artifact(run_id, str(path))
-    for name in ("requests.parquet", "blocks.parquet"):
+    for name in ("requests.parquet", "blocks.parquet", "resources.parquet"):
         if latency is not None and (latency / name).is_file():
             client.log_artifact(run_id, str(latency / name), artifact_path="latency")
     client.set_tag(run_id, COMPLETE, "true")
@@ -213,7 +213,7 @@ def _view(campaign: Campaign) -> str:
     axis = figures.axis_of(campaign.decision)
     if axis is None:
         return views.fragment(campaign.experiment_id)
-    x, y = wording.latency_name(axis.profile, axis.metric, axis.percentile), "quality/mean_score"
+    x, y = wording.axis_name(campaign.decision, axis), "quality/mean_score"
     name = f"{campaign.decision.campaign} {campaign.key[:6]}: accuracy against {axis.short}"
     view = views.state(campaign.key, x, y, [x, "size/engine_mib", y])
     return views.save(campaign.client, campaign.experiment_id, campaign.key, name, int(time.time() * 1000), view)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import math
 import re
+from collections import Counter
+from collections.abc import Callable, Sequence
 
 from pipelines.decide.model import Candidate, Decision, Verdict
 from pipelines.divergence.figures import Row
@@ -12,6 +14,9 @@ from pipelines.track import figures
 NOTE = "mlflow.note.content"
 NOTE_CHARACTERS = 7800
 PARAM_CHARACTERS = 500
+RATES = ("requests_per_s", "input_tokens_per_s", "output_tokens_per_s", "total_tokens_per_s", "goodput_per_s")
+BUCKETS = {"<=128": "in_to_128", "128-1024": "in_to_1024", "1024-8192": "in_to_8192", ">8192": "in_above_8192"}
+"""Buckets of input lengths as MLflow's names can have them."""
 
 
 def metric_name(*parts: str) -> str:
@@ -19,8 +24,9 @@ def metric_name(*parts: str) -> str:
     return "/".join(re.sub(r"[^A-Za-z0-9_\-. ]", "_", part) for part in parts)
 
 
-def latency_name(profile: str, metric: str, percentile: float) -> str:
-    return metric_name("latency", profile, f"{metric}_p{percentile:g}")
+def latency_name(profile: str, metric: str, percentile: float, place: Sequence[str] = ()) -> str:
+    """`latency/<profile>/ttft_p99_ms`, with the phase and bucket between them where there are several."""
+    return metric_name("latency", profile, *place, f"{metric.removesuffix('_ms')}_p{percentile:g}_ms")
 
 
 def params(candidate: Candidate) -> dict[str, str]:
@@ -60,13 +66,54 @@ def metrics(candidate: Candidate) -> dict[str, float]:
         found[metric_name(*at, "loss")] = v.loss
         found[metric_name(*at, "upper_bound")] = v.interval.upper if v.interval else None
         found[metric_name(*at, "margin")] = v.margin
-    for f in candidate.latency:
-        found[latency_name(f.profile, f.metric, f.percentile)] = f.value
-    for t in candidate.throughput:
-        found[metric_name("throughput", t.profile, "requests_per_s")] = t.requests_per_s
-        found[metric_name("throughput", t.profile, "output_tokens_per_s")] = t.output_tokens_per_s
-        found[metric_name("memory", t.profile, "peak_rss_mib")] = _mib(t.peak_rss_bytes)
+    found |= load_metrics(candidate)
     return {name: float(value) for name, value in found.items() if value is not None and math.isfinite(value)}
+
+
+def axis_name(decision: Decision, axis: figures.Axis) -> str:
+    """The metric that an axis is: where its profile has several phases or buckets, that of the slowest."""
+    for one in decision.candidates:
+        if (f := figures.latency_at(one, axis)) is not None:
+            return latency_name(f.profile, f.metric, f.percentile, _places(one)(f.profile, f.phase, f.bucket))
+    return latency_name(axis.profile, axis.metric, axis.percentile)
+
+
+def _places(candidate: Candidate) -> Callable[[str, int, str], list[str]]:
+    """Say where in a profile a figure belongs: its phase and bucket, where there are several."""
+    groups = {(f.profile, f.phase, f.bucket) for f in candidate.latency}
+    phases = Counter(profile for profile, _ in {(profile, phase) for profile, phase, _ in groups})
+    buckets = Counter((profile, phase) for profile, phase, _ in groups)
+
+    def place(profile: str, phase: int, bucket: str) -> list[str]:
+        parts = [f"phase_{phase + 1}"] if phases[profile] > 1 else []
+        return parts + ([BUCKETS.get(bucket, bucket)] if bucket and buckets[profile, phase] > 1 else [])
+
+    return place
+
+
+def load_metrics(candidate: Candidate) -> dict[str, float | None]:
+    """Figures of the probe: by profile, and by phase and bucket where it has several; of a search the saturation."""
+    found: dict[str, float | None] = {}
+    searched, place = {s.profile for s in candidate.probed.saturations}, _places(candidate)
+    for f in candidate.latency:
+        if f.profile not in searched:
+            found[latency_name(f.profile, f.metric, f.percentile, place(f.profile, f.phase, f.bucket))] = f.value
+    for t in candidate.throughput:
+        if t.profile not in searched:
+            at = ("throughput", t.profile, *place(t.profile, t.phase, t.bucket))
+            found |= {metric_name(*at, name): getattr(t, name) for name in RATES}
+            found[metric_name("success", *at[1:], "share")] = t.success
+            found[metric_name("memory", t.profile, "peak_rss_mib")] = _mib(t.peak_rss_bytes)
+    for s in candidate.probed.saturations:
+        found[metric_name("throughput", s.profile, "saturation_requests_per_s")] = s.rate
+    for d in candidate.probed.differences:
+        at = ("speed", d.profile, *place(d.profile, d.phase, d.bucket))
+        found[metric_name(*at, f"{d.metric.removesuffix('_ms')}_ratio_by_{d.by}")] = d.ratio
+    for r in candidate.probed.resources:
+        found[metric_name("memory", r.profile, "peak_gpu_mib")] = _mib(r.gpu_memory_peak_bytes)
+        found[metric_name("energy", r.profile, "j_per_output_token")] = r.energy_per_output_token_j
+    found["latency/blocks_left_out"] = float(len(candidate.probed.left_out)) if candidate.latency else None
+    return found
 
 
 def divergence_figures(row: Row) -> dict[str, float | None]:
@@ -95,6 +142,7 @@ def tags(candidate: Candidate, decision: Decision, campaign_key: str) -> dict[st
         "pareto": str(candidate.pareto).lower(),
         "winner": str(candidate.label == decision.winner).lower(),
         "native": str(candidate.native).lower(),
+        "latency_evidence": str(bool(candidate.latency) and all(f.evidence for f in candidate.latency)).lower(),
         NOTE: candidate_text(candidate)[:NOTE_CHARACTERS],
     } | {f"{kind}_key": key for kind, key in candidate.keys.items() if kind in ("variant", "engine")}
 

@@ -126,7 +126,7 @@ def test_a_campaign_is_one_parent_and_a_run_per_candidate(world: World) -> None:
         winner.data.tags["winner"],
         winner.data.params["scheme"],
     )
-    assert pytest.approx(31 * 2.4 * 1.9) == winner.data.metrics["latency/closed-4/ttft_ms_p99"]
+    assert pytest.approx(31 * 2.4 * 1.9) == winner.data.metrics["latency/closed-4/ttft_p99_ms"]
     assert {"config.yaml", "decision.json", "decision.md", "report.html", "latency"} == files
     assert {f"scores/{name}" for name in decisions.SETS} == scores
 

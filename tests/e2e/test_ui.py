@@ -100,7 +100,7 @@ def uri(tmp_path_factory: pytest.TempPathFactory) -> str:
 def test_the_link_opens_on_the_scatter_with_every_variant(uri: str, tmp_path: Path) -> None:
     """The run list holds this campaign's variants, and the chart has a point for each that has both figures."""
     (link,) = ui.links(uri, "demo")
-    port, scatter = free_port(), "latency/closed-4/ttft_ms_p99 vs. quality/mean_score"
+    port, scatter = free_port(), "latency/closed-4/ttft_p99_ms vs. quality/mean_score"
     drawn = (scatter, "Parallel Coordinates", *SHOWN)
     with ui.server(uri, port):
         page = Texts(browse(f"http://127.0.0.1:{port}/{link.fragment}", tmp_path / "profile", 30_000, until=drawn))

@@ -14,7 +14,9 @@ from pipelines.config import parse
 from pipelines.decide import stage
 from pipelines.decide.decision import decide
 from pipelines.decide.gate import GateConfig
-from pipelines.decide.model import Candidate, Decision, Interval, Latency, Speed, Throughput, Verdict
+from pipelines.decide.interval import Interval
+from pipelines.decide.model import Candidate, Decision, Verdict
+from pipelines.decide.probed import Latency, Speed, Throughput
 from pipelines.errors import ConfigError, EvidenceError
 from pipelines.flow.store import Manifest
 
@@ -309,6 +311,30 @@ def row(eval_set: str, metric: str, n: int, score: float, cluster: str | None, b
     }  # fmt: skip
 
 
+def request_row(engine: str, turn: int, n: int, **times: object) -> dict[str, object]:
+    """One row of requests.parquet, as the probe writes it, answered with 20 tokens."""
+    return {
+        "engine": engine, "profile": "closed_1", "mode": "closed", "concurrency": 1, "rate": None, "round": turn,
+        "block": 0, "position": 0, "request": n, "prompt_id": str(n), "phase": 0, "bucket": "<=128", "input_tokens": 50,
+        "output_tokens": 20, "asked_tokens": 20, "usage_input_tokens": 50, "usage_output_tokens": 20,
+        "counted_tokens": None, "cached_tokens": None, "finish_reason": "length", "scheduled_s": float(n),
+        "sent_s": float(n), "ok": True, "error": None, **times,
+    }  # fmt: skip
+
+
+def block_row(engine: str, turn: int, factor: float) -> dict[str, object]:
+    """One row of blocks.parquet, of a machine without a GPU, five minutes after the block before."""
+    absent = ("gpu_memory_peak_bytes", "gpu_utilisation_percent", "gpu_power_w", "energy_j", "gpu_temperature_c",
+              "gpu_clock_mhz", "kv_usage_peak", "queue_peak", "prefix_hit_rate")  # fmt: skip
+    return dict.fromkeys(absent) | {
+        "engine": engine, "profile": "closed_1", "round": turn, "started": f"2026-01-02T03:{5 * turn:02d}:00.000+00:00",
+        "wall_s": 4.0 * factor, "requests": 40, "failed": 0, "output_tokens_per_s": 200.0 / factor,
+        "peak_rss_bytes": 3 * 10**8, "threads": 2, "load_average": 0.5 + turn, "foreign_cpu_percent": 1.0,
+        "cpu_percent": 150.0, "steady": True, "warmup_requests": 8, "ready_s": 1.5, "disturbed": "", "partial": False,
+        "idle_rss_bytes": 10**8, "loaded_rss_bytes": 2 * 10**8,
+    }  # fmt: skip
+
+
 # lost, gained, drop on a twelfth of passages, latency as a share of the reference's, native
 CAMPAIGN = {
     "a": ("baseline", 0, 0, 0.0, 1.0, True),
@@ -348,15 +374,11 @@ def campaign(root: Path) -> tuple[stage.DecisionConfig, dict[str, list[Path]], P
         )
         for turn in range(3):
             requests += [
-                {"engine": key, "profile": "closed_1", "round": turn, "ok": True, "ttft_ms": 10.0 * factor,
-                 "tpot_ms": 2.0 * factor, "e2e_ms": (100.0 + n + 10 * turn) * factor}
+                request_row(key, turn, n, ttft_ms=10.0 * factor, tpot_ms=2.0 * factor,
+                            e2e_ms=(100.0 + n + 10 * turn) * factor, itl_ms=[2.0 * factor] * 20)
                 for n in range(40)
             ]  # fmt: skip
-            blocks.append(
-                {"engine": key, "profile": "closed_1", "round": turn, "wall_s": 4.0 * factor, "requests": 40,
-                 "failed": 0, "output_tokens_per_s": 200.0 / factor, "peak_rss_bytes": 3 * 10**8, "threads": 2,
-                 "load_average": 0.5 + turn, "foreign_cpu_percent": 1.0}
-            )  # fmt: skip
+            blocks.append(block_row(key, turn, factor))
     candidates.append({"label": "gptq3", "variant": "gptq3", "engine": "ort", "quantizer": "gptq", "scheme": "W3",
                        "status": "failed", "failure": "perplexity 4812 of the reloaded checkpoint"})  # fmt: skip
     probe = artifact(root, "latency", "f", {"device": "2 cores", "rounds": 3, "profiles": "closed_1"})

@@ -8,11 +8,14 @@ from dataclasses import replace
 import pytest
 
 from pipelines.config import parse
-from pipelines.decide import speed
+from pipelines.decide import promises, throughput
 from pipelines.decide.gate import EvalCard, Slo, Vetoes
+from pipelines.decide.interval import Interval
 from pipelines.decide.judge import Item
-from pipelines.decide.model import Interval, Promise, Throughput, Veto
+from pipelines.decide.measured import Block, Request
+from pipelines.decide.model import Promise, Veto
 from pipelines.decide.outputs import Findings, inspect
+from pipelines.decide.probed import MetricName, Throughput
 from pipelines.decide.vetoes import promised
 from pipelines.errors import ConfigError
 from pipelines.evaluate.answers import looping
@@ -132,13 +135,13 @@ def test_answers_to_other_prompts_are_not_compared() -> None:
     assert () == found(theirs).vetoes
 
 
-def load(values: Sequence[float], failed: int = 0) -> list[speed.Request]:
-    ok = [speed.Request("e", "closed_1", 0, True, e2e_ms=v) for v in values]
-    return [*ok, *(speed.Request("e", "closed_1", 0, False) for _ in range(failed))]
+def load(values: Sequence[float], failed: int = 0) -> list[Request]:
+    ok = [Request("e", "closed_1", 0, True, e2e_ms=v) for v in values]
+    return [*ok, *(Request("e", "closed_1", 0, False) for _ in range(failed))]
 
 
-def held(requests: list[speed.Request], max_ms: float, percentile: float = 99.0) -> Promise:
-    return speed.promise(requests, Slo(profile="closed_1", percentile=percentile, max_ms=max_ms))
+def held(requests: list[Request], max_ms: float, percentile: float = 99.0) -> Promise:
+    return promises.promise(requests, Slo(profile="closed_1", percentile=percentile, max_ms=max_ms))
 
 
 def test_a_promise_is_judged_by_its_upper_bound() -> None:
@@ -170,12 +173,12 @@ def test_failed_requests_are_later_than_any() -> None:
 def test_goodput_counts_requests_that_keep_every_promise() -> None:
     """Of 10 requests in 5 s one failed and three are late in one of two metrics: 6 kept, 1.2 a second."""
     times = [(10.0, 100.0)] * 6 + [(60.0, 100.0), (10.0, 900.0), (60.0, 900.0)]
-    sent = [speed.Request("e", "closed_1", 0, True, ttft_ms=first, e2e_ms=whole) for first, whole in times]
-    blocks = [speed.Block("e", "closed_1", 0, 5.0, 10, 1, 1.0, None), speed.Block("e", "open", 0, 9.0, 9, 0, 1.0, None)]
-    slos = [Slo(profile="closed_1", max_ms=500), Slo(profile="closed_1", metric="ttft_ms", max_ms=50)]
-    assert 1.2 == speed.goodput([*sent, *load([], failed=1)], blocks, slos)
-    assert speed.goodput(sent, blocks, []) is None
-    assert speed.goodput(sent, [], slos) is None
+    sent = [Request("e", "closed_1", 0, True, ttft_ms=first, e2e_ms=whole) for first, whole in times]
+    blocks = [Block("e", "closed_1", 0, 5.0, 10, 1, 1.0, None), Block("e", "open", 0, 9.0, 9, 0, 1.0, None)]
+    limits: dict[MetricName, float] = {"e2e_ms": 500, "ttft_ms": 50}
+    assert 1.2 == throughput.goodput([*sent, *load([], failed=1)], blocks, "closed_1", limits)
+    assert throughput.goodput(sent, blocks, "closed_1", {}) is None
+    assert throughput.goodput(sent, [], "closed_1", limits) is None
 
 
 def test_candidate_figures_veto() -> None:

@@ -16,7 +16,7 @@ from tests import decisions
 
 def test_a_packed_view_is_deflated_json() -> None:
     """The form that MLflow writes itself: a word, a semicolon, base64 of zlib."""
-    state = views.state("k" * 16, "latency/c/ttft_ms_p99", "quality/mean_score", ["perplexity"])
+    state = views.state("k" * 16, "latency/c/ttft_p99_ms", "quality/mean_score", ["perplexity"])
     word, _, data = views.packed(state).partition(";")
     assert "deflate" == word
     assert state == json.loads(zlib.decompress(base64.b64decode(data)))
@@ -42,7 +42,7 @@ def test_a_link_opens_the_view_or_the_plain_list() -> None:
 def test_metric_names_are_ones_mlflow_takes() -> None:
     """Commas, brackets and slashes inside a part become underscores; slashes stand only between parts."""
     assert "quality/acc_none/a_b_/score" == wording.metric_name("quality", "acc,none", "a(b)", "score")
-    assert "latency/closed-4/ttft_ms_p99.9" == wording.latency_name("closed-4", "ttft_ms", 99.9)
+    assert "latency/closed-4/ttft_p99.9_ms" == wording.latency_name("closed-4", "ttft_ms", 99.9)
 
 
 def test_figures_that_are_missing_or_not_finite_are_never_metrics() -> None:
@@ -58,7 +58,7 @@ def test_metrics_have_the_plain_names() -> None:
     found = wording.metrics(decisions.decision().candidates[1])
     assert pytest.approx(0.013) == found["quality/support_intent/all/upper_bound"]
     assert pytest.approx(0.006) == found["quality/support_intent/billing/loss"]
-    assert pytest.approx(31 * 2.4 * 1.9) == found["latency/closed-4/ttft_ms_p99"]
+    assert pytest.approx(31 * 2.4 * 1.9) == found["latency/closed-4/ttft_p99_ms"]
     assert pytest.approx(124_000_000 / 2**20) == found["size/engine_mib"]
 
 
