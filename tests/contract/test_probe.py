@@ -11,7 +11,6 @@ import json
 import signal
 import subprocess
 import sys
-import threading
 import time
 import urllib.request
 from collections.abc import Iterator, Sequence
@@ -28,7 +27,7 @@ from pipelines.engine.endpoint import Endpoint
 from pipelines.engine.serving import Served
 from pipelines.errors import EndpointError, InputError, StageFailed
 from pipelines.flow import progress
-from pipelines.probe import latency, rows, selftest, stage, tables
+from pipelines.probe import ended, latency, rows, selftest, stage, tables
 from pipelines.probe.arrivals import Arrival
 from pipelines.probe.client import Address, Client, Exchange, Request, completion_body
 from pipelines.probe.known import Timing
@@ -113,6 +112,10 @@ class TimedServer:
     def __init__(self, process: subprocess.Popen[str], port: int) -> None:
         self.pid = process.pid
         self.root = f"http://127.0.0.1:{port}"
+
+    @property
+    def alive(self) -> bool:
+        return not ended.how(self.pid)
 
     def address(self, model: str, ignore_eos: bool = True) -> Address:
         return Address(f"{self.root}/v1", model, ignore_eos)
@@ -361,14 +364,23 @@ def test_a_header_that_would_break_the_request_is_refused(value: str) -> None:
 
 def test_an_interruption_keeps_what_was_answered(shared_server: TimedServer) -> None:
     """Ctrl-C ends a load at once: answers that are whole stay, the others are interrupted, sent or not."""
-    address = shared_server.address("plain")
-    requests = [Request(completion_body(address, [k], 4), at_s) for k, at_s in enumerate((0.0, 0.1, 0.9, 30.0))]
-    with Client(address.base_url, timeout_s=30.0) as client:
-        stop = threading.Timer(0.92, lambda: signal.raise_signal(signal.SIGINT))
-        stop.start()
+    pressed: list[float] = []
+
+    def clock() -> float:
+        """Press Ctrl-C as the first piece of the third answer comes, which is long."""
+        now_s = time.monotonic()
+        if not pressed and len(shared_server.log("slow")) > before:
+            pressed.append(now_s)
+            signal.raise_signal(signal.SIGINT)
+        return now_s
+
+    before = len(shared_server.log("slow"))
+    plain, slow = shared_server.address("plain"), shared_server.address("slow")
+    asked = [(plain, 4, 0.0), (plain, 4, 0.1), (slow, 64, 0.9), (plain, 4, 60.0)]
+    requests = [Request(completion_body(to, [k], tokens), at_s) for k, (to, tokens, at_s) in enumerate(asked)]
+    with Client(plain.base_url, timeout_s=30.0, clock=clock) as client:
         sent = client.run(requests)
-        stop.join()
-        after = client.run([Request(completion_body(address, [9], 4))])
+        after = client.run([Request(completion_body(plain, [9], 4))])
     assert sent.interrupted
     assert [None, None, "interrupted", "interrupted"] == [row_of(e, OPEN).error for e in sent.exchanges]
     assert (False, [None]) == (after.interrupted, [row_of(e, CLOSED).error for e in after.exchanges])
@@ -419,10 +431,11 @@ class Fleet:
         self.starts.append(engine_dir.name)
         if model == "dead":
             raise EndpointError("the server ended with code 3")
-        before = len(self.server.log(model))
+        before = len(self.server.log(model)) if self.server.alive else 0
         with closing(Endpoint(f"{self.server.root}/v1", model, Capabilities(metrics="/metrics"))) as endpoint:
             yield Served(endpoint, self.server.pid, 0.5)
-        self.logs.setdefault(engine_dir.name, []).extend(self.server.log(model)[before:])
+        if self.server.alive:
+            self.logs.setdefault(engine_dir.name, []).extend(self.server.log(model)[before:])
 
 
 def probe(
