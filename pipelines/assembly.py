@@ -12,9 +12,10 @@ from pathlib import Path
 
 from pydantic import BaseModel
 
-from pipelines.campaign import Campaign, Engine, Variant
+from pipelines.campaign import Campaign
 from pipelines.config import Strict, find
 from pipelines.decide.stage import CandidateInput, ChampionInput, DecisionConfig
+from pipelines.entries import Engine, Variant, engines_of
 from pipelines.evaluate.divergence import ReadingConfig
 from pipelines.evaluate.harness import ScoresConfig
 from pipelines.evaluate.noise import NoiseConfig
@@ -263,21 +264,14 @@ def _candidates(this: _Assembly) -> Iterator[CandidateSteps]:
     campaign = this.campaign
     reference = next(v for v in campaign.variants if v.name == campaign.config.reference)
     base = this.reloaded(reference, None)
-    judged = next((e for e in _engines_of(campaign, reference) if not e.row.unserved), None)
+    judged = next((e for e in engines_of(reference, campaign.engines) if not e.row.unserved), None)
     first = None if judged is None else this.candidate(reference, judged, base, None)
     against = None if first is None or first.failure(this.failures) else first.read
     for variant in campaign.variants:
         made = base if variant is reference else this.reloaded(variant, base)
-        for engine in _engines_of(campaign, variant):
+        for engine in engines_of(variant, campaign.engines):
             is_first = first is not None and variant is reference and engine is judged
             yield first if first is not None and is_first else this.candidate(variant, engine, made, against)
-
-
-def _engines_of(campaign: Campaign, variant: Variant) -> Iterator[Engine]:
-    """The engines a variant is built into."""
-    for engine in campaign.engines:
-        if engine.name in variant.engines and engine.row.redundant(engine.config, variant.scheme) is None:
-            yield engine
 
 
 def _latency(this: _Assembly, alive: tuple[CandidateSteps, ...]) -> Step | None:

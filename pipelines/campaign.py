@@ -7,34 +7,31 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from pydantic import BaseModel, Field, PositiveInt, ValidationError
+from pydantic import Field, PositiveInt
 
-from pipelines.config import Strict, find, parse, problems_of
+from pipelines import entries
+from pipelines.config import Strict, find, parse
 from pipelines.decide.gate import EvalCard, GateConfig, Looks
 from pipelines.decide.gate import problems as gate_problems
-from pipelines.engine.pairing import Pairing, Workload, told
-from pipelines.engine.table import TARGETS, Target
+from pipelines.engine.pairing import Workload, told
+from pipelines.entries import Engine, Variant
 from pipelines.errors import ConfigError, InputError, Problem, closest
 from pipelines.evaluate.evalset import Evalset, EvalsetConfig
 from pipelines.evaluate.evalset import load as load_evalset
 from pipelines.evaluate.prompts import DivergenceConfig, draw
 from pipelines.flow.device import describe, free_bytes
 from pipelines.flow.placement import Movable, Placement
-from pipelines.flow.stage import resolve
 from pipelines.flow.store import Store, digest_of
 from pipelines.flow.toolchain import Toolchain, toolchains
 from pipelines.intake.calibration import CalibrationConfig, pinned, without
 from pipelines.intake.checkpoint import CheckpointConfig, Inspected, inspect
 from pipelines.intake.digests import DigestCache, text_sha256
 from pipelines.probe.config import ProbeConfig
-from pipelines.quantize import scheme as schemes
 from pipelines.quantize.preflight import problems as variant_problems
-from pipelines.quantize.table import QUANTIZERS, Quantizer
 from pipelines.release.champion import Champion
 from pipelines.release.champion import find as find_champion
 from pipelines.workload import foresee
 
-BASE = "BASE"  # the baseline's scheme: whatever the base is in, at most 16 bits
 
 
 class Paths(Strict):
@@ -120,34 +117,12 @@ class CampaignConfig(Strict):
 
 
 @dataclass(frozen=True, slots=True)
-class Variant:
-    """A variant of the campaign: a row of the quantizer table with its validated config."""
-
-    name: str
-    row: Quantizer
-    config: BaseModel
-    scheme: schemes.Scheme
-    engines: tuple[str, ...]
-    toolchain: Toolchain
-
-
-@dataclass(frozen=True, slots=True)
-class Engine:
-    """An engine of the campaign: a row of the target table with its validated config."""
-
-    name: str
-    row: Target
-    config: BaseModel
-    toolchain: Toolchain
-    labels: Mapping[str, str]
-
-
-@dataclass(frozen=True, slots=True)
 class Campaign:
     """Everything the user asked for, checked, before any step is made of it.
 
-    `prompts` are predicted token by token; `again` are the eval sets as the reference engine is scored on them twice.
-    `champion` is the one of now, which every candidate is compared with too.
+    `workload` is what every engine will be asked. `prompts` are predicted token by token; `again` are the eval sets as
+    the reference engine is scored on them twice. `champion` is the one of now, which every candidate is compared with
+    too.
     """
 
     config: CampaignConfig
@@ -155,6 +130,7 @@ class Campaign:
     calibration: CalibrationConfig
     variants: tuple[Variant, ...]
     engines: tuple[Engine, ...]
+    workload: Workload
     evalsets: tuple[Evalset, ...]
     cards: Mapping[str, EvalCard]
     prompts: tuple[str, ...]
@@ -177,8 +153,8 @@ def open_campaign(data: Mapping[str, Any]) -> Campaign:
     problems: list[Problem] = []
     known = toolchains(config.toolchain, config.paths.toolchains_home, problems)
     placement = Placement(known, config.executor.toolchains)
-    engines = _engines(config, placement, problems)
-    variants = _variants(config, engines, placement, problems)
+    engines = entries.engines(config.engine, config.variant, placement, problems)
+    variants = entries.variants(config.variant, engines, config.engine, placement, problems)
     alone: tuple[Movable, ...] = ("checkpoint", "calibration", "reference")
     stages = {kind: placement.stage(kind, problems) for kind in alone}
     evalsets = _evalsets(config, problems)
@@ -196,11 +172,14 @@ def open_campaign(data: Mapping[str, Any]) -> Campaign:
         slices = {name: set() for name in config.evalset} | slices
     problems += gate_problems(config.gate, slices, [p.name for p in config.probe.profiles])
     problems += _unplanned_looks(config.gate.looks, evalsets)
+    workload = Workload()
     if base is not None:
         problems += variant_problems(variants, base)
         workload = _workload(config, evalsets, base, cache, problems)
         free = free_bytes(Path(config.paths.store).resolve())
-        problems += told(f for v in variants for f in _preflight(v, engines, _pairing(v, base, workload, free)))
+        problems += told(
+            f for v in variants for f in entries.preflight(v, engines, entries.pairing(v, base, workload, free))
+        )
     if problems or base is None or calibration is None:
         raise ConfigError(problems)
     cards = {e.name: EvalCard.model_validate(e.gate_card()) for e in evalsets}
@@ -210,6 +189,7 @@ def open_campaign(data: Mapping[str, Any]) -> Campaign:
         calibration=calibration,
         variants=tuple(variants),
         engines=tuple(engines),
+        workload=workload,
         evalsets=tuple(evalsets),
         cards=cards,
         prompts=draw(evalsets, config.divergence),
@@ -259,71 +239,6 @@ def _calibration(
 
 def _said(key: str, value: object, error: Exception) -> Problem:
     return Problem(key, value, str(error).removeprefix(f"{key}={value!r}: "))
-
-
-def _engines(config: CampaignConfig, placement: Placement, problems: list[Problem]) -> list[Engine]:
-    found = []
-    for name, given in config.engine.items():
-        target = str(given.get("target", ""))
-        if target not in TARGETS:
-            problems.append(Problem(f"engine.{name}.target", target, "no such target", closest(target, TARGETS)))
-            continue
-        row, rest = TARGETS[target], dict(given)
-        own = rest.pop("toolchain", None)
-        labels = _labels(name, rest.pop("labels", None) or {}, problems)
-        checked = _row_config(row.config_type, rest, f"engine.{name}", problems)
-        if checked is not None:
-            key = f"engine.{name}.toolchain"
-            placed = placement.row("engine", key, own, row.toolchain, row.packages, problems)
-            found.append(Engine(name, row, checked, placed, labels))
-    return found
-
-
-def _labels(engine: str, given: object, problems: list[Problem]) -> dict[str, str]:
-    """What an engine is called by people who may only use some: residency, hardware, whatever the gate asks for."""
-    if isinstance(given, dict) and all(isinstance(value, str) for value in given.values()):
-        return {str(name): value for name, value in given.items()}
-    problems.append(Problem(f"engine.{engine}.labels", given, "names with texts", "e.g. {residency: eu}"))
-    return {}
-
-
-def _variants(
-    config: CampaignConfig, engines: list[Engine], placement: Placement, problems: list[Problem]
-) -> list[Variant]:
-    found = []
-    names = [e.name for e in engines]
-    for name, given in config.variant.items():
-        rest = dict(given)
-        wanted = rest.pop("engines", None) or names
-        own = rest.pop("toolchain", None)
-        quantizer = str(rest.get("quantizer", ""))
-        for lost in sorted(set(wanted) - set(config.engine)):
-            problems.append(
-                Problem(f"variant.{name}.engines", lost, "no such engine here", closest(lost, config.engine))
-            )
-        if quantizer not in QUANTIZERS:
-            problems.append(
-                Problem(f"variant.{name}.quantizer", quantizer, "no such quantizer", closest(quantizer, QUANTIZERS))
-            )
-            continue
-        row = QUANTIZERS[quantizer]
-        checked = _row_config(row.config_type, rest, f"variant.{name}", problems)
-        if checked is not None:
-            named = str(getattr(checked, "scheme", BASE))
-            scheme = schemes.parse("BF16" if named == BASE else named)
-            key = f"variant.{name}.toolchain"
-            placed = placement.row("variant", key, own, row.toolchain, row.packages, problems)
-            found.append(Variant(name, row, checked, scheme, tuple(e for e in names if e in wanted), placed))
-    return found
-
-
-def _row_config(config_type: str, given: Mapping[str, Any], key: str, problems: list[Problem]) -> BaseModel | None:
-    model: type[BaseModel] = resolve(config_type)  # type: ignore[assignment]
-    try:
-        return model.model_validate(given)
-    except ValidationError as error:
-        problems += problems_of(error, model, key)
-    return None
 
 
 def _evalsets(config: CampaignConfig, problems: list[Problem]) -> list[Evalset]:
@@ -378,18 +293,3 @@ def _workload(
     except InputError as error:
         problems.append(_said("probe.prompts", config.probe.prompts, error))
     return Workload()
-
-
-def _pairing(variant: Variant, base: Inspected, workload: Workload, free: int) -> Pairing:
-    """What is known of a variant before it exists."""
-    row = variant.row
-    known = {**base.facts(), "quantizer": row.name, "scheme": str(variant.scheme), **row.promises(variant.config)}
-    ignored = tuple(getattr(variant.config, "ignore", ()))
-    return Pairing(known, base.linear_shapes, describe(), workload, free, ignored)
-
-
-def _preflight(variant: Variant, engines: list[Engine], pairing: Pairing) -> Iterator[tuple[str, str, Problem]]:
-    """What the engines have against a variant, from what is known before it exists."""
-    for engine in engines:
-        if engine.name in variant.engines and engine.row.redundant(engine.config, variant.scheme) is None:
-            yield from ((variant.name, engine.name, p) for p in engine.row.preflight(engine.config, pairing))

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
-from pipelines.campaign import Engine, Variant
+from pipelines.entries import Engine, Variant
 from pipelines.flow.stage import Stage, Step
 from pipelines.quantize.table import Quantizer
 
