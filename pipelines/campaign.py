@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from pydantic import Field, PositiveInt
+from pydantic import Field, PositiveInt, field_validator
 
 from pipelines import entries
 from pipelines.config import Strict, find, parse
@@ -32,6 +33,7 @@ from pipelines.release.champion import Champion
 from pipelines.release.champion import find as find_champion
 from pipelines.workload import foresee
 
+TRACKING_URI = re.compile(r"(sqlite:///.|(postgresql|mysql|mssql)(\+\w+)?://|https?://).|databricks", re.DOTALL)
 
 
 class Paths(Strict):
@@ -80,6 +82,13 @@ class Tracking(Strict):
     registered_model: str = Field(
         default="", description="registry name of promoted engines; empty means the campaign's name"
     )
+
+    @field_validator("uri")
+    @classmethod
+    def _is_a_store_of_mlflow(cls, uri: str) -> str:
+        if not TRACKING_URI.match(uri):
+            raise ValueError("no MLflow tracking URI: sqlite:///FILE, postgresql://, mysql://, mssql://, http(s)://")
+        return uri
 
 
 class Executor(Strict):
@@ -290,6 +299,8 @@ def _workload(
     checkpoint = None if base.config.kind == "gguf" else Path(base.config.source)
     try:
         return foresee(evalsets, config.probe, checkpoint, cache)
+    except ConfigError as error:
+        problems += error.problems
     except InputError as error:
         problems.append(_said("probe.prompts", config.probe.prompts, error))
     return Workload()

@@ -12,14 +12,15 @@ import signal
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NoReturn
 
 from pipelines import __version__
-from pipelines.errors import ConfigError, EnvironmentProblem, QuantgateError, closest
+from pipelines.errors import ConfigError, EnvironmentProblem, InputError, QuantgateError, closest
 
 OUTCOME_CODES = {"promote": 0, "hold": 3, "reject": 4}
 INTERRUPTED = 130
 UI_PORT = 5000
+PORTS = range(1, 65536)
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,28 +58,34 @@ def main(argv: Sequence[str]) -> int:
     if argv[0] not in verbs:
         print(f"error: no verb {argv[0]!r}; {closest(argv[0], verbs)}", file=sys.stderr)
         return ConfigError.exit_code
-    args = _parser(argv[0], verbs[argv[0]]).parse_intermixed_args(list(argv[1:]))
+    as_json = "--json" in argv
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     try:
-        answer = verbs[argv[0]].run(args)
+        answer = verbs[argv[0]].run(_parser(argv[0], verbs[argv[0]]).parse_intermixed_args(list(argv[1:])))
     except QuantgateError as error:
-        return _complain(argv[0], error, as_json=args.json)
+        return _complain(argv[0], error, as_json=as_json)
     except BrokenPipeError:  # whoever read our output has seen enough
         sys.stderr.close()
         return 0
     except OSError as error:  # disk full, no permission, read-only: this machine's, not a fault to trace
         where = f"{error.filename}: " if error.filename else ""
-        return _complain(argv[0], EnvironmentProblem(f"{where}{error.strerror or error}"), as_json=args.json)
+        return _complain(argv[0], EnvironmentProblem(f"{where}{error.strerror or error}"), as_json=as_json)
     except KeyboardInterrupt:
-        print("interrupted; what was finished is kept, run the same command again to go on", file=sys.stderr)
+        said = "interrupted; what was finished is kept, run the same command again to go on"
+        print(said, file=sys.stderr)
+        if as_json:
+            print(json.dumps({"verb": argv[0], "exit_code": INTERRUPTED, "error": "Interrupted", "message": said}))
         return INTERRUPTED
-    if args.json:
+    if as_json:
         print(json.dumps({"verb": argv[0], "exit_code": answer.code, **answer.document}, default=str))
     return answer.code
 
 
 def _complain(verb: str, error: QuantgateError, *, as_json: bool) -> int:
-    lines = str(error).splitlines() or [type(error).__name__]
+    from pipelines.track.masking import masked_text  # what is wrong with an address must not show its password
+
+    message = masked_text(str(error))
+    lines = message.splitlines() or [type(error).__name__]
     problems = error.problems if isinstance(error, ConfigError) else ()
     if len(problems) > 1:
         print(f"error: {len(problems)} problems in the configuration", file=sys.stderr)
@@ -87,16 +94,20 @@ def _complain(verb: str, error: QuantgateError, *, as_json: bool) -> int:
         lines[0] = f"error: {lines[0]}"
     print("\n".join(lines), file=sys.stderr)
     if as_json:
-        print(
-            json.dumps(
-                {"verb": verb, "exit_code": error.exit_code, "error": type(error).__name__, "message": str(error)}
-            )
-        )
+        told = {"verb": verb, "exit_code": error.exit_code, "error": type(error).__name__, "message": message}
+        print(json.dumps(told))
     return error.exit_code
 
 
+class _Parser(argparse.ArgumentParser):
+    """Complains about a command line as about any other bad input, so that --json has its document then too."""
+
+    def error(self, message: str) -> NoReturn:
+        raise InputError(f"{message}; `{self.prog} --help` says what is allowed")
+
+
 def _parser(name: str, verb: Verb) -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog=f"quantgate {name}", description=verb.summary, allow_abbrev=False)
+    parser = _Parser(prog=f"quantgate {name}", description=verb.summary, allow_abbrev=False)
     parser.add_argument("--json", action="store_true", help="print one JSON document as the last line of stdout")
     if verb.overrides:
         parser.add_argument(
@@ -170,7 +181,14 @@ def _bundle(parser: argparse.ArgumentParser) -> None:
 
 
 def _port(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--port", type=int, default=UI_PORT, help="loopback port of the MLflow server")
+    parser.add_argument("--port", type=_port_number, default=UI_PORT, help="loopback port of the MLflow server")
+
+
+def _port_number(text: str) -> int:
+    number = int(text)
+    if number not in PORTS:
+        raise argparse.ArgumentTypeError(f"{number} is no port: {PORTS.start} to {PORTS.stop - 1}")
+    return number
 
 
 def _count(text: str) -> int:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import atexit
 import math
 import os
+import random
 import tempfile
 import time
 from collections.abc import Iterator, Mapping, Sequence
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
     from pipelines.evaluate.adapter import EndpointLM, Pace, Trace
 
 ITEMS = "items.parquet"
+SEED = 0
 
 
 class ScoresConfig(Strict):
@@ -81,34 +83,45 @@ def rows_of(evalset: Evalset, engine: Path, pace: Pace | None = None) -> list[di
 
 
 def _evaluate(evalset: Evalset, engine: Path, pace: Pace | None) -> tuple[list[dict[str, Any]], EndpointLM]:
-    from lm_eval import simple_evaluate
+    """What lm-eval's `simple_evaluate` does with a model that is there, less what it then collects about the machine:
+    that starts pip and other programs, for seconds in every step, and the manifest has it anyway."""
+    from lm_eval.evaluator import evaluate
     from lm_eval.tasks import TaskManager
 
     lm = endpoint_lm(engine, pace)
     with tempfile.TemporaryDirectory() as scratch:
         task = evalset.lm_eval_task(Path(scratch))
         manager = TaskManager(include_defaults=isinstance(task, str))
-        result = simple_evaluate(
-            model=lm,
-            tasks=[task],
-            task_manager=manager,
-            samples=_drawn(evalset.config, task, manager) if isinstance(task, str) else None,
+        samples = _drawn(evalset.config, task, manager) if isinstance(task, str) else None
+        _seed()
+        loaded = manager.load([task])
+        for one in loaded["tasks"].values():
+            if one.get_config("num_fewshot") is None:
+                one.set_config(key="num_fewshot", value=0)
+            one.set_fewshot_seed(seed=SEED)
+        result = evaluate(
+            lm=lm,
+            task_dict=loaded,
+            samples=samples,
             log_samples=True,
             bootstrap_iters=0,
             apply_chat_template=evalset.config.chat_template,
-            random_seed=0,
-            numpy_random_seed=0,
-            torch_random_seed=0,
-            fewshot_random_seed=0,
+            fewshot_as_multiturn=True,
         )
-    ((_, samples),) = result["samples"].items()
-    return samples, lm
+    ((_, scored),) = result["samples"].items()
+    return scored, lm
+
+
+def _seed() -> None:
+    """The generators that a task's own code may draw from."""
+    import numpy as np
+
+    random.seed(SEED)
+    np.random.seed(SEED)
 
 
 def _drawn(config: EvalsetConfig, task: str, manager: TaskManager) -> dict[str, list[int]] | None:
     """Positions of the items that `limit` leaves of a task lm-eval ships; lm-eval's own limit takes the first ones."""
-    import random
-
     if config.limit is None:
         return None
     (loaded,) = manager.load([task])["tasks"].values()

@@ -15,7 +15,7 @@ from pipelines.flow.device import Gpu
 from pipelines.verbs import doctor
 from tests.unit.test_checkpoint import make
 
-VERBS = "plan run score probe decide promote rollback status ui doctor toolchain gc verify".split()  # noqa: SIM905
+VERBS = "plan run score probe decide promote rollback bundle status ui doctor toolchain gc verify".split()  # noqa: SIM905
 QUANTGATE = [sys.executable, "-c", "from pipelines.cli import entry; entry()"]
 
 
@@ -57,6 +57,8 @@ def test_a_wrong_verb_offers_the_nearest(capsys: pytest.CaptureFixture[str]) -> 
         (["checkpoint.source=/no/such/place"], "no such directory or file"),
         (["gate.speed.profile=closed1"], "did you mean 'closed_1'"),
         (["+evalset.support_intent.limt=3"], "did you mean 'limit'"),
+        (["tracking.uri=postgres://me:hunter2@db/mlflow"], "postgresql://"),
+        (["tracking.uri=mlruns"], "sqlite:///FILE"),
     ],
 )
 def test_wrong_configuration_is_one_message_and_exit_code_2(
@@ -83,6 +85,48 @@ def test_errors_are_json_too(capsys: pytest.CaptureFixture[str]) -> None:
     """With --json an error is a document with its exit code."""
     code, out, _ = run(capsys, "plan", "variant=[nothing]", "--json")
     assert (2, 2) == (code, json.loads(out.splitlines()[-1])["exit_code"])
+
+
+@pytest.mark.parametrize(
+    ("argv", "said"),
+    [
+        (["ui", "--port", "70000"], "70000 is no port: 1 to 65535"),
+        (["gc", "--keep", "-1"], "-1 is below 0"),
+        (["plan", "--bogus"], "unrecognized arguments: --bogus"),
+        (["toolchain", "lisst"], "invalid choice: 'lisst'"),
+    ],
+)
+def test_a_wrong_command_line_is_said_in_json_too(
+    capsys: pytest.CaptureFixture[str], argv: list[str], said: str
+) -> None:
+    """An argument that is not one ends like any bad input: one message, code 2, a document where one was asked for."""
+    code, out, err = run(capsys, *argv, "--json")
+    document = json.loads(out.splitlines()[-1])
+    assert (2, 2, argv[0]) == (code, document["exit_code"], document["verb"])
+    assert said in document["message"]
+    assert said in err
+    assert 1 == len(err.splitlines())
+
+
+def test_a_password_in_a_refused_address_is_not_shown(capsys: pytest.CaptureFixture[str], local: list[str]) -> None:
+    """What is wrong with a tracking URI is said without the credentials in it."""
+    _, out, err = run(capsys, "run", *local, "tracking.uri=postgres://me:hunter2@db/mlflow", "--json")
+    assert "tracking.uri=" in err
+    assert "hunter2" not in out + err
+
+
+def test_an_interrupted_run_has_its_document(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Ctrl-C ends with 130, in JSON as in words."""
+
+    def interrupted(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(doctor, "doctor", interrupted)
+    code, out, err = run(capsys, "doctor", "--json")
+    assert (130, 130) == (code, json.loads(out)["exit_code"])
+    assert "interrupted" in err
 
 
 def test_plan_writes_no_artifact(capsys: pytest.CaptureFixture[str], local: list[str], tmp_path: Path) -> None:
