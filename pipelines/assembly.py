@@ -47,6 +47,7 @@ from pipelines.stages import (
 from pipelines.track.connection import absolute_uri
 from pipelines.track.report import ReportConfig
 from pipelines.track.runs import TrackingConfig
+from pipelines.workload import pinned
 
 SMALL_BASE = 2**30
 Inputs = Mapping[str, Step | tuple[Step, ...]]
@@ -278,15 +279,8 @@ def _latency(this: _Assembly, alive: tuple[CandidateSteps, ...]) -> Step | None:
     """One probe of all engines, so that their blocks are interleaved in time."""
     if not alive:
         return None
-    given = this.campaign.config.probe
-    prompts = find(given.prompts)
-    config = given.model_copy(
-        update={
-            "prompts": str(prompts),
-            "prompts_sha256": text_sha256(prompts),
-            "threads": given.threads or this.campaign.threads,
-        }
-    )
+    given = pinned(this.campaign.config.probe, this.campaign.evalsets)
+    config = given.model_copy(update={"threads": given.threads or this.campaign.threads})
     step = this.step(LATENCY, "latency of all engines", config, {"engines": tuple(c.built for c in alive)})
     return None if step.key in this.failures else step
 

@@ -5,9 +5,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, ClassVar, TypeVar
+from typing import Any, ClassVar, Literal, TypeVar, get_origin
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
@@ -69,19 +69,37 @@ def parse(model: type[M], data: object, prefix: str = "") -> M:
 def problems_of(error: ValidationError, model: type[BaseModel], prefix: str = "") -> list[Problem]:
     """Turn pydantic's errors into problems whose keys are Hydra override paths."""
     found = []
-    for e in error.errors():
-        path = [str(part) for part in e["loc"] if not _is_branch(part)]
+    errors = error.errors()
+    for e in errors:
+        if e["type"] == "too_short" and any(_inside(other["loc"], e["loc"]) for other in errors):
+            continue  # nothing is missing: what is there is wrong, which is told
+        path, at = _walk(model, e["loc"])
         key = ".".join([prefix, *path] if prefix else path)
+        ctx = e.get("ctx", {})
         if e["type"] == "extra_forbidden":
-            allowed = closest(path[-1], _fields_at(model, path[:-1]))
+            allowed = closest(path[-1], dict.fromkeys(name for one in at for name in one.model_fields))
             found.append(Problem(key, e["input"], "unknown key", allowed))
         elif e["type"] == "missing":
             found.append(Problem(key, None, "missing, and it has no default"))
+        elif e["type"] in ("union_tag_not_found", "union_tag_invalid"):
+            found.append(_branch_unknown(key, ctx))
         else:
-            ctx = e.get("ctx", {})
             allowed = f"allowed: {ctx['expected']}" if "expected" in ctx else ""
             found.append(Problem(key, e["input"], e["msg"].removeprefix("Value error, "), allowed))
     return _merged(found)
+
+
+def _inside(inner: Sequence[int | str], outer: Sequence[int | str]) -> bool:
+    return len(inner) > len(outer) and tuple(inner[: len(outer)]) == tuple(outer)
+
+
+def _branch_unknown(key: str, ctx: Mapping[str, Any]) -> Problem:
+    """A union is told apart by one of its keys, which is missing or says something unknown."""
+    key = f"{key}.{str(ctx['discriminator']).strip(_QUOTES)}"
+    if "tag" not in ctx:
+        return Problem(key, None, "missing, and it has no default")
+    known = [name.strip(f" {_QUOTES}") for name in str(ctx["expected_tags"]).split(",")]
+    return Problem(key, ctx["tag"], "there is no such", closest(str(ctx["tag"]), known))
 
 
 def _merged(found: list[Problem]) -> list[Problem]:
@@ -96,24 +114,42 @@ def _merged(found: list[Problem]) -> list[Problem]:
 
 
 _PLAIN = frozenset({"int", "float", "str", "bool"})
+_QUOTES = "'\""
 
 
-def _is_branch(part: object) -> bool:
+def _is_branch(part: str) -> bool:
     """pydantic names the branches of a union in a location; they are no keys."""
-    return isinstance(part, str) and (part in _PLAIN or "[" in part or part.startswith("constrained-"))
+    return part in _PLAIN or "[" in part or part.startswith("constrained-")
 
 
-def _fields_at(model: type[BaseModel], path: Sequence[str]) -> list[str]:
-    """The field names allowed at a path, as far as the annotations tell."""
-    at: Any = model
-    for part in path:
-        field = getattr(at, "model_fields", {}).get(part)
-        if field is None:
+def _walk(model: type[BaseModel], location: Sequence[int | str]) -> tuple[list[str], list[Any]]:
+    """The keys of a location, and the models that its last key may be of, as far as the annotations tell."""
+    keys: list[str] = []
+    at: list[Any] = [model]
+    inside: list[Any] = at
+    for part in location:
+        if isinstance(part, str) and _is_branch(part):
             continue
-        at = next((a for a in _types_in(field.annotation) if hasattr(a, "model_fields")), None)
-        if at is None:
-            return []
-    return list(getattr(at, "model_fields", {}))
+        if branch := [one for one in inside if _names(one, part, among=len(inside))]:
+            inside = branch
+            continue
+        keys.append(str(part))
+        at = inside
+        fields = [one.model_fields[part] for one in at if part in one.model_fields]
+        inside = [t for f in fields for t in _types_in(f.annotation) if hasattr(t, "model_fields")] if fields else at
+    return keys, at
+
+
+def _names(model: Any, part: int | str, among: int) -> bool:
+    """Whether a part of a location is a branch's name: the model's own, or the value that tells it `among` others."""
+    if among == 1:
+        return part == model.__name__ and part not in model.model_fields
+    told = (getattr(field.annotation, "__args__", ()) for field in model.model_fields.values() if _literal(field))
+    return part == model.__name__ or (part,) in told
+
+
+def _literal(field: Any) -> bool:
+    return get_origin(field.annotation) is Literal
 
 
 def _types_in(annotation: Any) -> list[Any]:

@@ -38,6 +38,14 @@ def requests(evalset: Evalset) -> Iterator[tuple[str, int]]:
             yield (text if answer is None else f"{text}{delimiter}{answer}"), most
 
 
+def question(evalset: Evalset, line: str) -> str | None:
+    """What is asked of an item before any answer, or a whole text that is only read; None where a function makes it."""
+    task, doc = evalset.task, json.loads(line)
+    rolling = task.get("output_type") == "loglikelihood_rolling"
+    render = _renderer(task.get("doc_to_target" if rolling else "doc_to_text"))
+    return None if render is None else render(doc)
+
+
 def answered(evalset: Evalset, line: str) -> str | None:
     """An item's prompt with its right answer behind it, or alone where the task file does not tell the answer; None
     where it tells no prompt."""

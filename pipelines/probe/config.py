@@ -7,31 +7,21 @@ from typing import Annotated, ClassVar, Literal, Self
 from pydantic import Field, StringConstraints, model_validator
 
 from pipelines.config import Strict
+from pipelines.probe.profiles import LoadProfile
+from pipelines.probe.prompts import Item
 
-ProfileName = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.-]*$")]
+Name = Annotated[str, StringConstraints(min_length=1)]
 
 
-class LoadProfile(Strict):
-    """One pattern of load.
+class EvalPrompts(Strict):
+    """Prompts as eval sets of the campaign ask them: without few-shot examples, and without the answers offered.
 
-    closed: `concurrency` requests are always in flight, each answer is followed by the next request.
-    open: requests are due at times drawn beforehand at `rate` per second, whether or not earlier ones were answered.
+    most: drawn at random, evenly over the sets. items: filled in when the campaign is planned.
     """
 
-    name: ProfileName
-    mode: Literal["closed", "open"]
-    requests: int = Field(ge=1)
-    concurrency: int | None = Field(default=None, ge=1)
-    rate: float | None = Field(default=None, gt=0)
-    arrivals: Literal["poisson", "constant"] = "poisson"
-
-    @model_validator(mode="after")
-    def _mode_has_its_own_setting(self) -> Self:
-        if self.mode == "closed" and (self.concurrency is None or self.rate is not None):
-            raise ValueError(f"profile {self.name}: mode closed takes concurrency, and no rate")
-        if self.mode == "open" and (self.rate is None or self.concurrency is not None):
-            raise ValueError(f"profile {self.name}: mode open takes rate (requests per second), and no concurrency")
-        return self
+    evalsets: tuple[Name, ...] = Field(min_length=1)
+    most: int = Field(default=64, ge=1)
+    items: tuple[Item, ...] = ()
 
 
 class Limits(Strict):
@@ -54,15 +44,16 @@ class ProbeConfig(Strict):
     threads: given to every engine's server; null means every CPU this process may run on.
     warmup_requests: sent together, again and again until the server is steady, but no more than warmup_max_requests,
     and none after warmup_max_s.
-    prompts: a JSONL file of requests; prompts_sha256, when given, must be the file's hash.
-    max_tokens: output length of every request (exact where the server can ignore the end-of-sequence token).
+    prompts: a JSONL file of requests, or eval sets; prompts_sha256, when given, must be the hash of what is in them.
+    max_tokens: output length of requests where neither profile nor trace says (exact where the server can ignore the
+    end-of-sequence token).
     disturbed: whether blocks that were disturbed are left out of evidence, or count all the same.
     """
 
     unkeyed: ClassVar[frozenset[str]] = frozenset({"prompts"})
 
     profiles: tuple[LoadProfile, ...] = Field(min_length=1)
-    prompts: str
+    prompts: Name | EvalPrompts
     prompts_sha256: str = ""
     threads: int | None = Field(default=None, ge=1)
     rounds: int = Field(default=3, ge=1)

@@ -1,17 +1,20 @@
-"""Prompts as token ids: read from the team's own requests, tokenized once, the same ids for every engine.
+"""Prompts as token ids: tokenized once, the same ids for every engine.
 
-Each request sent starts with a token of its own, so no two share a prefix and no prefix cache helps any of them.
+Each request has an opening token of its own before its prompt, so that no two share a prefix and no prefix cache helps
+any of them, but for the prefix that a profile shares on purpose.
 """
 
 from __future__ import annotations
 
 import hashlib
+import itertools
 import json
+import math
 import random
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 from pydantic import ConfigDict
 
@@ -45,6 +48,28 @@ class Item(Strict):
     messages: tuple[Message, ...] = ()
 
 
+Bucket = Literal["<=128", "128-1024", "1024-8192", ">8192"]
+_ENDS: tuple[tuple[Bucket, float], ...] = (("<=128", 128), ("128-1024", 1024), ("1024-8192", 8192), (">8192", math.inf))
+
+
+def bucket(tokens: int) -> Bucket:
+    """Name the bucket of an input length; each ends with the length that it is named for."""
+    return next(name for name, most in _ENDS if tokens <= most)
+
+
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """A prompt before it is tokenized: an item, or without one `tokens` tokens cut from texts of others.
+
+    texts: which of the prompts wanted, one after another and again from the first, until there are enough.
+    """
+
+    id: str
+    item: Item | None = None
+    tokens: int = 0
+    texts: tuple[int, ...] = ()
+
+
 @dataclass(frozen=True, slots=True)
 class Prompt:
     """One prompt, tokenized."""
@@ -60,16 +85,23 @@ class PromptSet:
     prompts: tuple[Prompt, ...]
     opening_ids: tuple[int, ...]
 
-    def request_ids(self, prompt: int, serial: int) -> tuple[int, ...]:
-        """Return prompt ids behind the opening token number `serial`; different serials never share a first token."""
-        return (self.opening_ids[serial], *self.prompts[prompt].ids)
+    def request_ids(self, prompt: int, serial: int, prefix: Sequence[int] = ()) -> tuple[int, ...]:
+        """Return prompt ids behind the opening token number `serial`; different serials never share a first token.
+
+        A prefix that is shared stands before both.
+        """
+        return (*prefix, self.opening_ids[serial], *self.prompts[prompt].ids)
+
+    def shared_prefix(self, serial: int, tokens: int) -> tuple[int, ...]:
+        """Return `tokens` ids to be shared: the opening token number `serial`, then the texts of the prompts."""
+        return (self.opening_ids[serial], *itertools.islice(_joined([p.ids for p in self.prompts]), tokens - 1))
 
 
-def load(path: Path, engine_dir: Path, *, requests: int, seed: int, sha256: str = "") -> PromptSet:
-    """Read, render and tokenize the prompts for one engine, with opening tokens for `requests` requests.
+def load(wanted: Sequence[Wanted], engine_dir: Path, *, seed: int) -> PromptSet:
+    """Render and tokenize prompts for one engine.
 
     Raises:
-        InputError: an unreadable file or line, another hash than `sha256`, or more requests than ordinary tokens.
+        InputError: no tokenizer, or a chat template that cannot be read or refuses the messages.
     """
     from tokenizers import Tokenizer
 
@@ -79,14 +111,26 @@ def load(path: Path, engine_dir: Path, *, requests: int, seed: int, sha256: str 
             f"{tokenizer_file}: missing; the probe sends token ids, which only an engine's tokenizer can make"
         )
     tokenizer = Tokenizer.from_file(str(tokenizer_file))
-    items = read_items(path, sha256)
+    tokenizer.no_truncation()
+    tokenizer.no_padding()
     template = ChatTemplate.of(engine_dir)
-    prompts = []
-    for number, item in enumerate(items):
-        text = item.text if item.text is not None else _render(template, item.messages)
-        ids = tokenizer.encode(text, add_special_tokens=item.text is not None).ids
-        prompts.append(Prompt(item.id or str(number), tuple(ids)))
-    return PromptSet(tuple(prompts), _opening_ids(tokenizer, requests, seed))
+    whole = {place: _encode(tokenizer, template, one.item) for place, one in enumerate(wanted) if one.item is not None}
+    prompts = (Prompt(one.id, whole[place] if place in whole else _cut(one, whole)) for place, one in enumerate(wanted))
+    return PromptSet(tuple(prompts), _opening_ids(tokenizer, seed))
+
+
+def _encode(tokenizer: Tokenizer, template: ChatTemplate | None, item: Item) -> tuple[int, ...]:
+    text = item.text if item.text is not None else _render(template, item.messages)
+    return tuple(tokenizer.encode(text, add_special_tokens=item.text is not None).ids)
+
+
+def _cut(wanted: Wanted, whole: Mapping[int, tuple[int, ...]]) -> tuple[int, ...]:
+    return tuple(itertools.islice(_joined([whole[place] for place in wanted.texts]), wanted.tokens))
+
+
+def _joined(texts: Sequence[Sequence[int]]) -> Iterator[int]:
+    """All ids of all texts, again and again."""
+    return itertools.chain.from_iterable(itertools.cycle(texts))
 
 
 def read_items(path: Path, sha256: str = "") -> list[Item]:
@@ -121,14 +165,9 @@ def _render(template: ChatTemplate | None, messages: Sequence[Message]) -> str:
     return template.render([message.model_dump() for message in messages])
 
 
-def _opening_ids(tokenizer: Tokenizer, requests: int, seed: int) -> tuple[int, ...]:
-    """Draw distinct ordinary token ids: of the vocabulary, less special and added tokens."""
+def _opening_ids(tokenizer: Tokenizer, seed: int) -> tuple[int, ...]:
+    """Ordinary token ids in a random order: the vocabulary, less special and added tokens."""
     added = tokenizer.get_added_tokens_decoder()
     ordinary = sorted(set(tokenizer.get_vocab(with_added_tokens=False).values()) - added.keys())
-    if requests > len(ordinary):
-        raise InputError(
-            f"probe.profiles: {requests} requests over all rounds, but the vocabulary has {len(ordinary)} ordinary "
-            "tokens to tell them apart by; lower probe.rounds or the profiles' requests"
-        )
     random.Random(f"openings/{seed}").shuffle(ordinary)
-    return tuple(ordinary[:requests])
+    return tuple(ordinary)

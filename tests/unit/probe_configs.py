@@ -5,7 +5,10 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+from pydantic import TypeAdapter
+
 from pipelines.probe.config import ProbeConfig
+from pipelines.probe.profiles import LoadProfile
 
 
 def probe_config(**changes: object) -> ProbeConfig:
@@ -19,11 +22,18 @@ def probe_config(**changes: object) -> ProbeConfig:
         "threads": 1,
         "rounds": 2,
         "warmup_requests": 2,
+        "warmup_max_requests": 2,
         "max_tokens": 6,
         "timeout_s": 30.0,
         "seed": 5,
     }
     return ProbeConfig.model_validate(given | changes)
+
+
+def profile(mode: str, **settings: object) -> LoadProfile:
+    """A load profile named by its mode."""
+    made: LoadProfile = TypeAdapter(LoadProfile).validate_python({"name": mode, "mode": mode, **settings})
+    return made
 
 
 def write_tokenizer(engine_dir: Path) -> None:

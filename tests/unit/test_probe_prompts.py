@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from pipelines.config import CONF_DIR
 from pipelines.errors import InputError
 from pipelines.probe import prompts
+from pipelines.probe.prompts import Item, Message, Wanted, bucket
 
 from .probe_configs import write_tokenizer
 
@@ -29,24 +30,37 @@ def write(path: Path, *lines: object) -> Path:
     return path
 
 
-def test_text_is_tokenized_by_the_engines_tokenizer(tmp_path: Path, engine: Path) -> None:
+def load(engine: Path, *wanted: Wanted, seed: int = 0) -> prompts.PromptSet:
+    return prompts.load(wanted, engine, seed=seed)
+
+
+def text(words: str) -> Wanted:
+    return Wanted("p", Item(text=words))
+
+
+def test_text_is_tokenized_by_the_engines_tokenizer(engine: Path) -> None:
     """`text` is encoded as it is: w0 to w99 are the tokens 2 to 101 of the test vocabulary."""
-    path = write(tmp_path / "p.jsonl", {"text": "w0 w1 w99"})
-    assert prompts.load(path, engine, requests=1, seed=0).prompts == (prompts.Prompt("0", (2, 3, 101)),)
+    assert load(engine, text("w0 w1 w99")).prompts == (prompts.Prompt("p", (2, 3, 101)),)
 
 
-def test_no_template_joins_the_contents(tmp_path: Path, engine: Path) -> None:
+def test_no_template_joins_the_contents(engine: Path) -> None:
     """A base model without a chat template gets the messages' plain text: here two words, two tokens."""
-    said = [{"role": "system", "content": "w0"}, {"role": "user", "content": "w1"}]
-    path = write(tmp_path / "p.jsonl", {"messages": said})
-    assert prompts.load(path, engine, requests=1, seed=0).prompts == (prompts.Prompt("0", (2, 3)),)
+    said = (Message(role="system", content="w0"), Message(role="user", content="w1"))
+    assert load(engine, Wanted("p", Item(messages=said))).prompts == (prompts.Prompt("p", (2, 3)),)
 
 
-def test_messages_are_rendered_with_the_chat_template(tmp_path: Path, engine: Path) -> None:
+def test_messages_are_rendered_with_the_chat_template(engine: Path) -> None:
     """With a template the same messages become what the template makes of them."""
     (engine / "chat_template.jinja").write_text("{% for m in messages %}{{ m['content'] }} w9 {% endfor %}")
-    path = write(tmp_path / "p.jsonl", {"messages": [{"role": "user", "content": "w0"}]})
-    assert prompts.load(path, engine, requests=1, seed=0).prompts == (prompts.Prompt("0", (2, 11)),)
+    said = Wanted("p", Item(messages=(Message(role="user", content="w0"),)))
+    assert load(engine, said).prompts == (prompts.Prompt("p", (2, 11)),)
+
+
+def test_a_length_is_cut_from_texts_one_after_another(engine: Path) -> None:
+    """Seven tokens of two texts of three and two: all of both, then from the first again."""
+    cut = Wanted("cut", None, 7, (1, 0))
+    loaded = load(engine, text("w0 w1 w2"), text("w10 w11"), cut)
+    assert loaded.prompts[2] == prompts.Prompt("cut", (12, 13, 2, 3, 4, 12, 13))
 
 
 @given(prompt_count=st.integers(1, 4), requests=st.integers(1, 100), seed=st.integers())
@@ -56,19 +70,36 @@ def test_no_two_requests_share_a_prefix(
     """Every request starts with another token, even when the prompt is the same; special tokens are not used for it."""
     where = tmp_path_factory.mktemp("prompts")
     write_tokenizer(where)
-    path = write(where / "p.jsonl", *({"text": f"w{k} w7 w8"} for k in range(prompt_count)))
-    loaded = prompts.load(path, where, requests=requests, seed=seed)
+    loaded = load(where, *(text(f"w{k} w7 w8") for k in range(prompt_count)), seed=seed)
     sent = [loaded.request_ids(k % prompt_count, k) for k in range(requests)]
     assert len({ids[0] for ids in sent}) == requests
     assert all(ids[1:] == loaded.prompts[k % prompt_count].ids for k, ids in enumerate(sent))
     assert min(ids[0] for ids in sent) >= 2
 
 
-def test_more_requests_than_tokens(tmp_path: Path, engine: Path) -> None:
-    """A vocabulary of 100 ordinary tokens cannot tell 101 requests apart, and the error says what to lower."""
-    path = write(tmp_path / "p.jsonl", {"text": "w0"})
-    with pytest.raises(InputError, match=r"101 requests.*100 ordinary tokens.*lower probe\.rounds"):
-        prompts.load(path, engine, requests=101, seed=0)
+@given(tokens=st.integers(1, 30))
+def test_a_shared_prefix_is_shared_and_nothing_more(tokens: int, tmp_path_factory: pytest.TempPathFactory) -> None:
+    """Two requests have exactly its tokens in common, and a prefix of another serial has none in common with it."""
+    where = tmp_path_factory.mktemp("prompts")
+    write_tokenizer(where)
+    loaded = load(where, text("w1 w2 w3"), text("w4"))
+    prefix, other = loaded.shared_prefix(50, tokens), loaded.shared_prefix(51, tokens)
+    assert len(prefix) == tokens
+    assert prefix[0] != other[0]
+    first, second = loaded.request_ids(0, 3, prefix), loaded.request_ids(0, 4, prefix)
+    assert first[:tokens] == second[:tokens] == prefix
+    assert first[tokens] != second[tokens]
+    assert first[tokens + 1 :] == loaded.prompts[0].ids
+
+
+@pytest.mark.parametrize(
+    ("tokens", "name"),
+    [(1, "<=128"), (128, "<=128"), (129, "128-1024"), (1024, "128-1024"), (1025, "1024-8192"), (8192, "1024-8192"),
+     (8193, ">8192"), (10**6, ">8192")],
+)  # fmt: skip
+def test_buckets_end_where_they_say(tokens: int, name: str) -> None:
+    """A bucket includes the length that ends it, and so not the one that begins it."""
+    assert bucket(tokens) == name
 
 
 @pytest.mark.parametrize(
@@ -110,9 +141,8 @@ def test_changed_file_is_refused(tmp_path: Path) -> None:
 
 def test_engine_without_tokenizer(tmp_path: Path) -> None:
     """An engine directory without tokenizer.json is one clear error."""
-    path = write(tmp_path / "p.jsonl", {"text": "x"})
     with pytest.raises(InputError, match=r"tokenizer\.json: missing"):
-        prompts.load(path, tmp_path, requests=1, seed=0)
+        load(tmp_path, text("x"))
 
 
 def test_shipped_requests() -> None:
