@@ -6,15 +6,17 @@ import json
 import math
 import os
 from collections.abc import Mapping, Sequence
+from dataclasses import fields
 from pathlib import Path
 
 import pytest
 
 from pipelines.config import parse
-from pipelines.decide import stage
+from pipelines.decide import evidence, stage
 from pipelines.decide.decision import decide
 from pipelines.decide.gate import GateConfig
 from pipelines.decide.interval import Interval
+from pipelines.decide.measured import Block, Request
 from pipelines.decide.model import Candidate, Decision, Verdict
 from pipelines.decide.probed import Latency, Speed, Throughput
 from pipelines.errors import ConfigError, EvidenceError
@@ -659,3 +661,22 @@ def test_unreadable_evidence_is_one_clear_error(tmp_path: Path) -> None:
     (probe / "blocks.parquet").write_bytes(b"PAR1")
     with pytest.raises(EvidenceError, match=r"blocks\.parquet: cannot be read"):
         stage.run(config, tmp_path, scores=[], latency=probe, engines=inputs["engines"], variants=inputs["variants"])
+
+
+PROBE_COLUMNS = [
+    *(("requests.parquet", one.name) for one in fields(Request)),
+    *(("blocks.parquet", one.name) for one in fields(Block) if one.name not in ("started_s", "excused")),
+    ("blocks.parquet", "started"),
+]
+
+
+@pytest.mark.parametrize(("name", "column"), PROBE_COLUMNS)
+def test_a_probe_without_a_column_is_no_evidence(tmp_path: Path, name: str, column: str) -> None:
+    """A table of another version is refused by the column that it lacks; nothing is guessed in its place."""
+    rows = {"requests.parquet": request_row("a" * 16, 0, 0, ttft_ms=1.0, tpot_ms=1.0, e2e_ms=1.0, itl_ms=[1.0]),
+            "blocks.parquet": block_row("a" * 16, 0, 1.0)}  # fmt: skip
+    probe = artifact(tmp_path, "latency", "f", {})
+    for file, row_ in rows.items():
+        table(probe / file, [{k: v for k, v in row_.items() if (file, k) != (name, column)}])
+    with pytest.raises(EvidenceError, match=rf"{name}: no column {column}; .* measure again"):
+        evidence.read(scores=[], latency=probe, engines=[], variants=[])
