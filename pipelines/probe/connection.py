@@ -45,8 +45,9 @@ class Connections:
         self.clock = clock
         self.opened: set[Connection] = set()
         self.idle: list[Connection] = []
-        self._host, self._tls = where.hostname, where.scheme == "https"
-        self._port = where.port or (443 if self._tls else 80)
+        self._host = where.hostname
+        self._tls = ssl.create_default_context() if where.scheme == "https" else None
+        self._port = where.port or (80 if self._tls is None else 443)
         self._timeout_s = timeout_s
         self._head = _head(where.path or "/", where.query, where.netloc.rpartition("@")[2], headers)
         self._connecting: set[asyncio.Task[None]] = set()
@@ -85,10 +86,9 @@ class Connections:
         await asyncio.sleep(0)
 
     async def _connect(self, flight: Flight) -> None:
-        tls = ssl.create_default_context() if self._tls else None
         try:
             _, connection = await asyncio.get_running_loop().create_connection(
-                lambda: Connection(self), self._host, self._port, ssl=tls
+                lambda: Connection(self), self._host, self._port, ssl=self._tls
             )
         except OSError:
             if flight.ended_s is None:

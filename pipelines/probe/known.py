@@ -18,7 +18,7 @@ import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Self
 
 from pipelines.probe.alarm import Alarm
 from pipelines.probe.client import undisturbed
@@ -70,13 +70,19 @@ class _Stream:
 
 
 class Agenda:
-    """Calls things at their time."""
+    """Calls things at their time, while the block lasts."""
 
     def __init__(self) -> None:
         self._alarm = Alarm(self._ring)
         self._waiting: list[tuple[float, int, Callable[[], None]]] = []
         self._number = itertools.count()
+
+    def __enter__(self) -> Self:
         self._alarm.__enter__()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._alarm.__exit__()
 
     def at(self, when_s: float, call: Callable[[], None]) -> None:
         """Call at a time of the monotonic clock."""
@@ -94,9 +100,9 @@ class Agenda:
 class Server:
     """Answers requests in its own time, and remembers when it did."""
 
-    def __init__(self, timing: Timing) -> None:
+    def __init__(self, timing: Timing, agenda: Agenda) -> None:
         self.timing = timing
-        self._agenda = Agenda()
+        self._agenda = agenda
         self._truth: list[_Stream] = []
         self._chance = random.Random(f"noise/{timing.seed}")
 
@@ -226,11 +232,12 @@ def _json(document: object) -> bytes:
 async def serve(timing: Timing) -> None:
     """Serve on a free loopback port until standard input closes."""
     loop, closed = asyncio.get_running_loop(), asyncio.Event()
-    known = Server(timing)
-    listening = await loop.create_server(lambda: Connection(known), "127.0.0.1", 0, backlog=4096)
-    print(listening.sockets[0].getsockname()[1], flush=True)
-    threading.Thread(target=lambda: (sys.stdin.read(), loop.call_soon_threadsafe(closed.set)), daemon=True).start()
-    await closed.wait()
+    with Agenda() as agenda:
+        known = Server(timing, agenda)
+        listening = await loop.create_server(lambda: Connection(known), "127.0.0.1", 0, backlog=4096)
+        print(listening.sockets[0].getsockname()[1], flush=True)
+        threading.Thread(target=lambda: (sys.stdin.read(), loop.call_soon_threadsafe(closed.set)), daemon=True).start()
+        await closed.wait()
 
 
 def main() -> None:
