@@ -89,7 +89,7 @@ def answers(rng: random.Random, count: int) -> list[list[float]]:
 
 
 def test_intervals_of_gaps_know_that_gaps_of_one_answer_resemble_each_other() -> None:
-    """60 answers of 20 gaps: the clustered interval of p90 covers nominally, that of 1,200 independent gaps does not."""
+    """60 answers of 20 gaps: the clustered interval of p90 covers nominally, that of 1,200 single gaps does not."""
     rng, runs = random.Random(5), 200
     truth = math.exp(0.3 * 1.2815515655)
     clustered = naive = 0
@@ -164,8 +164,11 @@ def test_a_profile_of_two_buckets_has_its_total_and_both_shares() -> None:
 
 
 def test_phases_have_walls_of_their_own() -> None:
-    """Of two steps, the first sends at 0..9 s and the second at 10..19: each takes from its first due to its last answer."""
-    rows = [replace(r, mode="steps", phase=int(n >= 10), rate=1.0 + int(n >= 10), e2e_ms=1000.0) for n, r in enumerate(sent(20))]  # fmt: skip
+    """Two steps send at 0..9 s and 10..19 s: each takes from its first request due to its last answer."""
+    rows = [
+        replace(r, mode="steps", phase=int(n >= 10), rate=1.0 + int(n >= 10), e2e_ms=1000.0)
+        for n, r in enumerate(sent(20))
+    ]
     found = throughput.throughputs(Measured(rows, [block(wall_s=20.0)]), {})
     assert [(0, 1.0, 1.0), (1, 2.0, 1.0)] == [(t.phase, t.rate, t.requests_per_s) for t in found]
     shown = candidate("v", throughput=found, latency=latencies.latencies(Measured(rows)))
@@ -183,7 +186,7 @@ def searching(kept: dict[float, int], round_number: int = 0) -> list[Request]:
 
 
 def test_saturation_is_the_highest_rate_below_the_first_that_failed() -> None:
-    """8/s keeps the promise by luck above 4/s, which did not: the round saturates at 2. Over rounds the geometric mean."""
+    """8/s keeps the promise by luck above 4/s, which did not: it saturates at 2. Over rounds the geometric mean."""
     limits = Limits({"e2e_ms": 100.0}, share=0.9)
     rows = [*searching({1.0: 10, 2.0: 9, 4.0: 8, 8.0: 10}), *searching({4.0: 10, 8.0: 9, 16.0: 0}, 1)]
     found = throughput.saturation(Measured(rows), "closed_1", limits)

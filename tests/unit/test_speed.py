@@ -73,7 +73,7 @@ def test_one_round_has_a_ratio_and_no_interval() -> None:
 
 
 def test_by_block_takes_each_rounds_own_percentile() -> None:
-    """Medians of 100..109 and 120..129 by nearest rank are 104 and 124; halved, the ratio is 2. p99 is not to be had."""
+    """Medians of 100..109 and 120..129 by nearest rank are 104 and 124; halved, the ratio is 2. There is no p99."""
     ours, theirs = side("a", ROUNDS), side("b", [[v / 2 for v in row] for row in ROUNDS])
     found = by_block(GROUP, ours, theirs, "e2e_ms", 50.0)
     assert found is not None
@@ -110,8 +110,8 @@ def test_what_is_no_evidence_says_why(theirs: list[Request], told: str) -> None:
 
 def test_shorter_answers_may_still_be_compared_token_by_token() -> None:
     """TPOT does not depend on how long an answer is."""
-    found = compare(side("a", ROUNDS), side("b", ROUNDS, output_tokens=10), RULE.model_copy(update={"metric": "tpot_ms"}), 0.9)  # fmt: skip
-    assert found.evidence
+    rule = RULE.model_copy(update={"metric": "tpot_ms"})
+    assert compare(side("a", ROUNDS), side("b", ROUNDS, output_tokens=10), rule, 0.9).evidence
 
 
 def test_what_the_probe_interrupted_is_no_failure() -> None:
