@@ -8,14 +8,14 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import httpx
 
 from pipelines.divergence import reading
-from pipelines.engine import context_logits
+from pipelines.engine import context_logits, prompt_ranks
 from pipelines.engine.capabilities import Capabilities
 from pipelines.errors import EndpointError, closest
 
@@ -64,7 +64,8 @@ class Completion:
 class Endpoint:
     """Client of one server. `base_url` includes the API's version (http://127.0.0.1:8000/v1).
 
-    `headers` go with every request; what they hold never shows in an error.
+    `headers` go with every request; what they hold never shows in an error. `text_of` writes token ids for a server
+    that takes text only; whether it read the same tokens shows in its counts.
     """
 
     def __init__(
@@ -75,16 +76,30 @@ class Endpoint:
         timeout_s: float = 600,
         transport: httpx.BaseTransport | None = None,
         headers: Mapping[str, str] | None = None,
+        text_of: Callable[[Sequence[int]], str] | None = None,
     ) -> None:
         self.base_url = base_url.rstrip("/")
         self.model = model
         self.capabilities = capabilities
         self.headers = dict(headers or {})
+        self._text_of = text_of
         self._client = httpx.Client(timeout=timeout_s, trust_env=False, transport=transport, headers=self.headers)
 
     def close(self) -> None:
         """Close the connections."""
         self._client.close()
+
+    def prompt(self, ids: Sequence[int]) -> list[int] | str:
+        """Token ids as this server takes them.
+
+        Raises:
+            EndpointError: it takes text only, and these ids have none that is read as them.
+        """
+        if self.capabilities.token_prompts:
+            return list(ids)
+        if self._text_of is None:
+            raise EndpointError(f"{self.base_url}: this server takes no token ids")
+        return self._text_of(ids)
 
     def not_ready(self) -> str:
         """Why the server does not answer yet, "" where it does and has the model, if it tells what it has.
@@ -120,9 +135,11 @@ class Endpoint:
         """
         self._require_scores()
         sent = [list(prompt) for prompt in prompts]
+        first = [max(start, 1) for start in starts or [1] * len(sent)]
+        if self.capabilities.prompt_ranks:
+            return [_scored(ids, n, found) for ids, n, found in self._places(sent, first, 1)]
         if not self.capabilities.prompt_logprobs:
             return [self._score_by_logits(ids) for ids in sent]
-        first = [max(start, 1) for start in starts or [1] * len(sent)]
         choices = self._echoed(sent, first if starts else None, 1)
         return [self._score(tuple(ids), n, choice) for ids, n, choice in zip(sent, first, choices, strict=True)]
 
@@ -134,6 +151,9 @@ class Endpoint:
         """
         self._require_scores()
         sent, first = [list(prompt) for prompt in prompts], [max(start, 1) for start in starts]
+        if self.capabilities.prompt_ranks:
+            top = max(1, min(top, self.capabilities.top_logprobs))
+            return [_ranked(found) for _, _, found in self._places(sent, first, top)]
         if not self.capabilities.prompt_logprobs:
             return [self._rank_by_logits(ids, n, top) for ids, n in zip(sent, first, strict=True)]
         choices = self._echoed(sent, first, max(1, min(top, self.capabilities.top_logprobs)))
@@ -143,11 +163,25 @@ class Endpoint:
         if not self.capabilities.scores_prompts:
             raise EndpointError(f"{self.base_url}: this server gives no log-probabilities of prompts")
 
+    def _places(
+        self, sent: list[list[int]], starts: list[int], top: int
+    ) -> Iterator[tuple[list[int], int, list[prompt_ranks.Place]]]:
+        """Each prompt with its start and what the server predicted from there on."""
+        if not sent:
+            return
+        body = {"prompt": [self.prompt(ids) for ids in sent], "prompt_logprobs": top, **prompt_ranks.REQUEST}
+        for ids, start, choice in zip(sent, starts, self._choices(self._post(body), len(sent)), strict=True):
+            try:
+                yield ids, start, prompt_ranks.read(ids, start, top, choice)
+            except ValueError as error:
+                raise self._nonsense(str(error)) from None
+
     def _echoed(self, sent: list[list[int]], starts: list[int] | None, top: int) -> list[Json]:
         """The choices of an echo of prompts with log-probabilities."""
         if not sent:
             return []
-        body: Json = {"prompt": sent, "max_tokens": 0, "echo": True, "logprobs": top, "temperature": 0}
+        prompts = [self.prompt(ids) for ids in sent]
+        body: Json = {"prompt": prompts, "max_tokens": 0, "echo": True, "logprobs": top, "temperature": 0}
         body |= {"logprob_start_len": starts} if starts and self.capabilities.logprob_start else {}
         return self._choices(self._post(body), len(sent))
 
@@ -168,7 +202,7 @@ class Endpoint:
         """
         if ignore_eos and not self.capabilities.ignore_eos:
             raise EndpointError(f"{self.base_url}: this server cannot ignore end-of-text tokens")
-        body: Json = {"prompt": list(ids), "max_tokens": max_tokens, "temperature": temperature, "seed": seed}
+        body: Json = {"prompt": self.prompt(ids), "max_tokens": max_tokens, "temperature": temperature, "seed": seed}
         body |= {"stop": list(stop)} if stop else {}
         body |= {"ignore_eos": True} if ignore_eos else {}
         answer = self._post(body)
@@ -298,6 +332,18 @@ class Endpoint:
 
     def _nonsense(self, what: str) -> EndpointError:
         return EndpointError(f"{self.base_url}: the server's answer cannot be used: {self._hidden(what)}")
+
+
+def _scored(ids: Sequence[int], start: int, found: Sequence[prompt_ranks.Place]) -> TokenScore:
+    before = (None,) * min(start, len(ids))
+    logprobs, greedy = (one.logprob for one in found), (one.greedy for one in found)
+    return TokenScore(tuple(ids), (*before, *logprobs), (*before, *greedy))
+
+
+def _ranked(found: Sequence[prompt_ranks.Place]) -> Ranking:
+    return Ranking(
+        tuple(one.logprob for one in found), tuple(one.ids for one in found), tuple(one.values for one in found)
+    )
 
 
 def _wait_s(response: httpx.Response) -> float:

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 from pipelines.engine.ort_builder import BUILDERS
 from pipelines.engine.ort_graph import BITS, SMALLEST_BLOCK
 from pipelines.engine.pairing import Pairing
+from pipelines.engine.traffic import too_long
 from pipelines.errors import Problem, closest
 from pipelines.quantize import scheme as schemes
 
@@ -31,12 +32,10 @@ def preflight(config: OrtGenaiConfig, pairing: Pairing) -> list[Problem]:
         found.append(Problem("variant.quantizer", method, "ort_genai cannot carry codes of this method", allowed))
     if (named := pairing.text("scheme")) is not None:
         found += _scheme_problems(schemes.parse(named))
-    known, asked = pairing.number("max_positions"), pairing.workload.request
+    known = pairing.number("max_positions")
     if known is not None and config.max_length > known:
         found.append(Problem("engine.max_length", config.max_length, f"the model knows {known} positions"))
-    if asked is not None and asked.tokens > config.max_length:
-        message = f"the longest request, of {asked.whose}, takes {asked.tokens} tokens with its answer"
-        found.append(Problem("engine.max_length", config.max_length, message))
+    found += too_long(pairing.workload, config.max_length, "engine.max_length")
     count, memory = pairing.number("parameters"), float(pairing.device.get("memory_gib", "inf"))
     if count is not None and 4 * count / 2**30 > memory:
         found.append(Problem("checkpoint.source", count, f"float32 layers alone may need more than {memory:g} GiB"))

@@ -101,7 +101,9 @@ def serve(
 def _reached(engine_dir: Path, elsewhere: Elsewhere, card: EngineCard, allowed_s: float) -> Iterator[Served]:
     """A server that is not ours, once it answers a question about its models."""
     capabilities = target(card.target).capabilities(engine_dir)
-    endpoint = Endpoint(elsewhere.base_url, card.model_id, capabilities, headers=elsewhere.headers)
+    endpoint = Endpoint(
+        elsewhere.base_url, card.model_id, capabilities, headers=elsewhere.headers, text_of=elsewhere.text_of
+    )
     with closing(endpoint):
         began = time.monotonic()
         while (refused := endpoint.not_ready()) and time.monotonic() < began + allowed_s:

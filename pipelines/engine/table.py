@@ -5,7 +5,7 @@ Rows hold import strings, so that reading the table loads no runtime.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -40,11 +40,12 @@ class Graph:
 class Elsewhere:
     """A server that somebody else runs: its API's address, version included, and what each request must carry.
 
-    Headers may hold a secret, which must not be written anywhere.
+    Headers may hold a secret, which must not be written anywhere. `text_of` writes token ids where it takes text only.
     """
 
     base_url: str
     headers: Mapping[str, str] = field(default_factory=dict, repr=False)
+    text_of: Callable[[Sequence[int]], str] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,23 +143,12 @@ TARGETS: Mapping[str, Target] = {
             toolchain="llama_cpp",
         ),
         Target(
-            name="trtllm_engine",
+            name="remote",
             version=1,
-            module="pipelines.engine.trtllm_engine",
-            config="TrtllmEngineConfig",
-            packages=_TRTLLM,
-            toolchain="trtllm",
-            device_bound=True,
-        ),
-        Target(
-            name="trtllm_pytorch",
-            version=1,
-            module="pipelines.engine.trtllm_pytorch",
-            config="TrtllmPytorchConfig",
-            packages=_TRTLLM,
-            toolchain="trtllm",
-            device_bound=True,
-            deploys="pipelines.engine.trtllm.triton:files",
+            module="pipelines.engine.remote",
+            config="RemoteConfig",
+            packages=("tokenizers",),
+            external="pipelines.engine.remote:elsewhere",
         ),
         Target(
             name="tensorrt_rtx",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from pipelines.engine.traffic import prompt_too_long, queued, too_long
 from pipelines.engine.trtllm import rules
 from pipelines.engine.trtllm.case import Case, weight_bytes
 from pipelines.errors import Problem
@@ -17,22 +18,16 @@ def lengths(case: Case) -> Iterator[Problem]:
     known = case.pairing.number("max_positions")
     if known is not None and limits.max_seq_len is not None and limits.max_seq_len > known:
         yield Problem("engine.max_seq_len", limits.max_seq_len, f"the model knows {known} positions")
-    if asked.in_flight > limits.max_batch_size:
-        message = f"the probe keeps {asked.in_flight} requests in flight; the rest would queue"
-        yield Problem("engine.max_batch_size", limits.max_batch_size, message)
+    yield from queued(asked, limits.max_batch_size, "engine.max_batch_size")
     if longest is None:
         return
     if limits.max_input_len is not None and limits.max_input_len > longest:
         message = f"is more than max_seq_len {longest}, so the builder would cut it"
         yield Problem("engine.max_input_len", limits.max_input_len, message)
-    if asked.request is not None and asked.request.tokens > longest:
-        message = f"the longest request, of {asked.request.whose}, takes {asked.request.tokens} tokens with its answer"
-        yield Problem("engine.max_seq_len", longest, message)
+    yield from too_long(asked, longest, "engine.max_seq_len")
     most, setting = limits.longest_prompt(longest)
-    if asked.prompt is not None and asked.prompt.tokens > most:
-        message = f"the longest prompt, of {asked.prompt.whose}, takes {asked.prompt.tokens} tokens; it admits {most}"
-        chunks = "or enable_chunked_prefill=true" if setting == "max_num_tokens" else ""
-        yield Problem(f"engine.{setting}", most, message, chunks)
+    chunks = "or enable_chunked_prefill=true" if setting == "max_num_tokens" else ""
+    yield from prompt_too_long(asked, most, f"engine.{setting}", chunks)
 
 
 def scoring(case: Case, key: str, *, reuse: bool) -> Iterator[Problem]:
