@@ -52,11 +52,11 @@ DIVERGENCE = Stage(
     "divergence", "divergence", 1, "pipelines.evaluate.divergence:run", "pipelines.evaluate.divergence:ReadingConfig"
 )
 LATENCY = Stage(
-    "latency", "latency", 1, "pipelines.probe.stage:run", "pipelines.probe.config:ProbeConfig", ("aiohttp", "uvloop"),
-    device_bound=True,
+    "latency", "latency", 2, "pipelines.probe.stage:run", "pipelines.probe.config:ProbeConfig", ("uvloop",),
+    device_bound=True, may_be_partial=True,
 )  # fmt: skip
 DECISION = Stage(
-    "decision", "decision", 2, "pipelines.decide.stage:run", "pipelines.decide.stage:DecisionConfig", ("scipy",)
+    "decision", "decision", 3, "pipelines.decide.stage:run", "pipelines.decide.stage:DecisionConfig", ("scipy",)
 )
 REPORT = Stage("report", "report", 1, "pipelines.track.report:run", "pipelines.track.report:ReportConfig")
 TRACK = Stage("track", "track", 1, "pipelines.track.runs:run", "pipelines.track.runs:TrackingConfig", ("mlflow",))

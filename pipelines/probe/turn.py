@@ -27,6 +27,10 @@ if TYPE_CHECKING:
     from pipelines.engine.serving import Served
 
 
+BROKEN = ("refused", "broken_stream")
+SETTLE_S = 0.5
+
+
 class Serve(Protocol):
     """Starts an engine's server and stops it when the block ends."""
 
@@ -110,7 +114,7 @@ class _Turn:
                 self.warmth = self._warm_up(client, address)
                 if self.warmth.interrupted:
                     raise KeyboardInterrupt
-                self.ended = ended.how(self.served.pid)
+                self.ended = ended.soon(self.served.pid, SETTLE_S if self.warmth.failure in BROKEN else 0.0)
                 for load in self.plan.loads:
                     self._take(load, lambda part: self._send(client, address, part))
 
@@ -166,7 +170,8 @@ class _Turn:
         bandwidth_gb_s = self.setup.bandwidth.measure_gb_s()
         started = recording.now()
         sent = client.run(requests)
-        self.ended = ended.how(self.served.pid)
+        broken = any(exchange.failure in BROKEN for exchange in sent.exchanges)
+        self.ended = ended.soon(self.served.pid, SETTLE_S if broken else 0.0)
         partial = sent.interrupted or bool(self.ended)
         self.recorded.append(Recorded(load, started, sent, time.monotonic(), bandwidth_gb_s, partial))
         if sent.interrupted:

@@ -22,6 +22,7 @@ class Behaviour:
     """How a model answers.
 
     On request number `stall_on` (from 0) the whole server freezes for half a second; on `exit_on` it dies.
+    `warming_s` comes before the first token, and gets a tenth shorter with each request.
     """
 
     ttft_s: float = 0.03
@@ -33,6 +34,7 @@ class Behaviour:
     fault: str = ""
     stall_on: int = -1
     exit_on: int = -1
+    warming_s: float = 0.0
     key: str = ""
 
 
@@ -49,6 +51,8 @@ BEHAVIOURS = {
     "hanging": Behaviour(fault="hang"),
     "dying": Behaviour(exit_on=6),
     "stalling": Behaviour(stall_on=3),
+    "warming": Behaviour(warming_s=0.5),
+    "warming_too": Behaviour(warming_s=0.5),
     "guarded": Behaviour(key="Bearer sesame"),
 }
 STALL_S = 0.5
@@ -98,12 +102,12 @@ async def complete(request: web.Request) -> web.StreamResponse:
     await response.prepare(request)
     if behaviour.role_chunk:
         await response.write(frame({"choices": [{"delta": {"role": "assistant", "content": ""}}]}))
-    await stream(response, behaviour, served)
+    await stream(response, behaviour, served, behaviour.warming_s * 0.9**number)
     return response
 
 
-async def stream(response: web.StreamResponse, behaviour: Behaviour, served: Served) -> None:
-    due_s = served.received_s + behaviour.ttft_s
+async def stream(response: web.StreamResponse, behaviour: Behaviour, served: Served, late_s: float) -> None:
+    due_s = served.received_s + behaviour.ttft_s + late_s
     for first in range(0, 0 if behaviour.fault == "silent" else served.max_tokens, behaviour.burst):
         await asyncio.sleep(max(0.0, due_s - time.monotonic()))
         tokens = min(behaviour.burst, served.max_tokens - first)
@@ -122,9 +126,21 @@ async def log(_: web.Request) -> web.Response:
     return web.json_response([asdict(served) for served in LOG])
 
 
+async def metrics(_: web.Request) -> web.Response:
+    """As vLLM writes them; a tenth of the prompt tokens are said to come from the prefix cache."""
+    tokens = 10 * len(LOG)
+    lines = [
+        'vllm:num_requests_waiting{model_name="timed"} 2.0',
+        'vllm:kv_cache_usage_perc{model_name="timed"} 0.25',
+        f'vllm:prefix_cache_queries_total{{model_name="timed"}} {tokens}',
+        f'vllm:prefix_cache_hits_total{{model_name="timed"}} {tokens / 10}',
+    ]
+    return web.Response(text="\n".join([*lines, ""]))
+
+
 async def main() -> None:
     app = web.Application()
-    app.add_routes([web.post("/v1/completions", complete), web.get("/log", log)])
+    app.add_routes([web.post("/v1/completions", complete), web.get("/log", log), web.get("/metrics", metrics)])
     runner = web.AppRunner(app, access_log=None)
     await runner.setup()
     site = web.TCPSite(runner, "127.0.0.1", 0)
