@@ -58,7 +58,7 @@ class ProbeConfig(Strict):
     threads: int | None = Field(default=None, ge=1)
     rounds: int = Field(default=3, ge=1)
     warmup_requests: int = Field(default=4, ge=1)
-    warmup_max_requests: int = Field(default=40, ge=1)
+    warmup_max_requests: int = Field(default=32, ge=1)
     warmup_max_s: float = Field(default=60.0, gt=0)
     max_tokens: int = Field(default=64, ge=2)
     timeout_s: float = Field(default=60.0, gt=0)

@@ -12,6 +12,8 @@ from collections.abc import Sequence
 DRIFT = math.log(1.1)
 """A server whose latency changes by less than this over the window is steady."""
 CONFIDENCE = 0.90
+SURE = 0.99
+"""A block is lost where a server is said to drift, so that takes more."""
 LEAST = 4
 """Batches in the smallest window. The first quarter of the batches, and one at least, is never in it."""
 
@@ -25,20 +27,21 @@ def level(latencies_ms: Sequence[float | None]) -> float | None:
 def steady(levels: Sequence[float]) -> bool | None:
     """Judge the levels of the batches so far, oldest first.
 
-    True: the confidence interval of the drift over the window lies within DRIFT either way. False: the drift is seen,
-    its interval leaves 0 out. None: neither, there are too few batches or they differ too much.
+    True: the confidence interval of the drift over the window lies within DRIFT either way. False: it does not, and
+    drift is seen, an interval at SURE leaves 0 out. None: neither, there are too few batches or they differ too much.
     """
     window = levels[max(1, len(levels) // 4) :]
     if len(window) < LEAST:
         return None
-    low, high = drift(window)
+    low, high = drift(window, CONFIDENCE)
     if low > -DRIFT and high < DRIFT:
         return True
+    low, high = drift(window, SURE)
     return False if low > 0 or high < 0 else None
 
 
-def drift(levels: Sequence[float]) -> tuple[float, float]:
-    """The interval of the change from first to last along the least-squares line, at CONFIDENCE, by Student's t."""
+def drift(levels: Sequence[float], confidence: float) -> tuple[float, float]:
+    """The interval of the change from first to last along the least-squares line, by Student's t."""
     from scipy.special import stdtrit
 
     n = len(levels)
@@ -46,7 +49,7 @@ def drift(levels: Sequence[float]) -> tuple[float, float]:
     spread = math.fsum((k - middle) ** 2 for k in range(n))
     slope = math.fsum((k - middle) * (value - mean) for k, value in enumerate(levels)) / spread
     rest = math.fsum((value - mean - slope * (k - middle)) ** 2 for k, value in enumerate(levels))
-    reach = float(stdtrit(n - 2, (1 + CONFIDENCE) / 2)) * math.sqrt(rest / (n - 2) / spread)
+    reach = float(stdtrit(n - 2, (1 + confidence) / 2)) * math.sqrt(rest / (n - 2) / spread)
     return (slope - reach) * (n - 1), (slope + reach) * (n - 1)
 
 
