@@ -22,7 +22,8 @@ class Behaviour:
     """How a model answers.
 
     On request number `stall_on` (from 0) the whole server freezes for half a second; on `exit_on` it dies.
-    `warming_s` comes before the first token, and gets a tenth shorter with each request.
+    `warming_s` comes before the first token, and gets a tenth shorter with each request. `one_by_one` has requests wait
+    until those before them are answered.
     """
 
     ttft_s: float = 0.03
@@ -35,6 +36,7 @@ class Behaviour:
     stall_on: int = -1
     exit_on: int = -1
     warming_s: float = 0.0
+    one_by_one: bool = False
     key: str = ""
 
 
@@ -53,9 +55,11 @@ BEHAVIOURS = {
     "stalling": Behaviour(stall_on=3),
     "warming": Behaviour(warming_s=0.5),
     "warming_too": Behaviour(warming_s=0.5),
+    "queueing": Behaviour(ttft_s=0.04, one_by_one=True),
     "guarded": Behaviour(key="Bearer sesame"),
 }
 STALL_S = 0.5
+TURN = asyncio.Lock()
 
 
 @dataclass
@@ -102,7 +106,11 @@ async def complete(request: web.Request) -> web.StreamResponse:
     await response.prepare(request)
     if behaviour.role_chunk:
         await response.write(frame({"choices": [{"delta": {"role": "assistant", "content": ""}}]}))
-    await stream(response, behaviour, served, behaviour.warming_s * 0.9**number)
+    if behaviour.one_by_one:
+        async with TURN:
+            await stream(response, behaviour, served, time.monotonic() - served.received_s)
+    else:
+        await stream(response, behaviour, served, behaviour.warming_s * 0.9**number)
     return response
 
 
