@@ -11,9 +11,9 @@ class Capabilities:
 
     prompt_logprobs: it echoes a prompt with a log-probability for each token. context_logits: it cannot, but it gives
     all logits of a prompt, from which the same numbers are computed here. logprob_start: it takes `logprob_start_len`
-    and spares the work on earlier tokens. prompt_ranks: it takes `prompt_logprobs` and answers with log-probabilities by
-    token id, which is then read instead of an echo. token_ids: asked for `return_token_ids`, its events carry the ids of
-    generated tokens. metrics: path of its Prometheus text ("/metrics"), "" where it has none.
+    and spares the work on earlier tokens. prompt_ranks: it takes `prompt_logprobs` and answers with log-probabilities
+    by token id, which is then read instead of an echo. token_ids: asked for `return_token_ids`, its events carry the
+    ids of generated tokens. metrics: path of its Prometheus text ("/metrics"), "" where it has none.
     """
 
     token_prompts: bool = True

@@ -121,6 +121,39 @@ def test_alternatives_of_another_number_are_an_error() -> None:
         endpoint(lambda _: httpx.Response(200, json={"choices": [choice]})).rank([[1, 2, 3]], [1], 20)
 
 
+def by_id(ids: list[int]) -> Json:
+    """A choice as vLLM writes it: token 5 the best everywhere but at token 6, which it ties with."""
+    places = [
+        None,
+        *({str(i): {"logprob": -2.0, "rank": 2}, "5": {"logprob": -2.0 if i == 6 else -0.5}} for i in ids[1:]),
+    ]
+    return {"index": 0, "text": "", "prompt_token_ids": ids, "prompt_logprobs": places}
+
+
+def test_places_by_id_are_scored_and_ranked() -> None:
+    """A server of vLLM's kind is asked without echo; scores and alternatives come from the wanted start on."""
+    seen: list[Json] = []
+
+    def answer(body: Json) -> httpx.Response:
+        seen.append(body)
+        return httpx.Response(200, json={"choices": [by_id([1, 2, 6])]})
+
+    client = endpoint(answer, prompt_ranks=True)
+    assert [TokenScore((1, 2, 6), (None, -2.0, -2.0), (None, False, True))] == client.score([[1, 2, 6]])
+    assert [TokenScore((1, 2, 6), (None, None, -2.0), (None, None, True))] == client.score([[1, 2, 6]], [2])
+    assert [Ranking((-2.0,), ((5, 6),), ((-2.0, -2.0),))] == client.rank([[1, 2, 6]], [2], 30)
+    assert [1, 1, 20] == [body["prompt_logprobs"] for body in seen]
+    assert "echo" not in seen[0]
+    assert seen[0]["return_token_ids"]
+
+
+def test_places_about_other_ids_are_an_error() -> None:
+    """What the server says it read is held to what was sent."""
+    client = endpoint(lambda _: httpx.Response(200, json={"choices": [by_id([1, 2, 7])]}), prompt_ranks=True)
+    with pytest.raises(EndpointError, match="other token ids"):
+        client.score([[1, 2, 6]])
+
+
 def test_alternatives_are_computed_where_all_logits_come() -> None:
     """A server that gives context logits: the softmax of each row, by hand for two tokens."""
     body = {"choices": [{"index": 0, "context_logits": [[0.0, 0.0], [0.0, 1.0986122886681098]]}]}
