@@ -262,12 +262,23 @@ def _against_champion(
 def _speed(one: CandidateInput, reference: CandidateInput, config: DecisionConfig, evidence: Evidence) -> Speed | None:
     if evidence.latency is None:
         return None
-    emulated = [
-        f"{side.label} is emulated ({_text(facts, 'native_note') or 'its engine does not run the format natively'})"
-        for side in (reference, one)
-        if side.engine_key and (facts := evidence.engines[side.engine_key[:16]].facts).get("native") is not True
+    sides = {side.label: evidence.engines[side.engine_key[:16]].facts for side in (reference, one) if side.engine_key}
+    return speed_of(_measured_of(reference, evidence), _measured_of(one, evidence), config.gate, doubts(sides))
+
+
+def doubts(sides: Mapping[str, Facts]) -> list[str]:
+    """Why the latencies of engines are no evidence of which is faster, by what is known of each under its label: one
+    emulates its format, nobody knows where one runs, or they run in different places."""
+    found = [
+        f"{label} is {'not ours' if 'served_on' in facts else 'emulated'} "
+        f"({_text(facts, 'native_note') or 'its engine does not run the format natively'})"
+        for label, facts in sides.items()
+        if facts.get("native") is not True
     ]
-    return speed_of(_measured_of(reference, evidence), _measured_of(one, evidence), config.gate, emulated)
+    places = {label: _text(facts, "served_on") or "this machine" for label, facts in sides.items()}
+    if found or len(set(places.values())) == 1:
+        return found
+    return ["; ".join(f"{label} is served on {place}" for label, place in places.items())]
 
 
 def _measured_of(one: CandidateInput, evidence: Evidence) -> Measured:

@@ -7,9 +7,10 @@ from typing import Any
 import pytest
 
 from pipelines import entries
+from pipelines.decide.stage import doubts
 from pipelines.engine.address import headers, key_problems, shown, url_problems
 from pipelines.engine.pairing import Longest, Pairing, Workload
-from pipelines.engine.remote import RemoteConfig, preflight
+from pipelines.engine.remote import NOT_OURS, RemoteConfig, preflight
 from pipelines.engine.wording import Wording
 from pipelines.errors import EndpointError, Problem
 from pipelines.flow.placement import Placement
@@ -149,3 +150,24 @@ def test_text_is_sent_only_where_it_is_read_as_the_same_ids() -> None:
     assert "é 漢" == Wording(tokenizer, begins=0).text_of([0, *ids])
     with pytest.raises(EndpointError, match="begins every text with token 0"):
         Wording(tokenizer, begins=0).text_of(ids)
+
+
+HERE, THERE = {"native": True, "native_note": ""}, {"native": True, "native_note": "", "served_on": "1x H100, eu-1"}
+
+
+@pytest.mark.parametrize(
+    ("reference", "candidate", "said"),
+    [
+        (HERE, HERE, []),
+        (THERE, THERE, []),
+        (HERE, THERE, ["a is served on this machine; b is served on 1x H100, eu-1"]),
+        (THERE, {**THERE, "served_on": "1x L4"}, ["a is served on 1x H100, eu-1; b is served on 1x L4"]),
+        (HERE, {"native": False, "native_note": NOT_OURS, "served_on": "not stated"}, [f"b is not ours ({NOT_OURS})"]),
+        (HERE, {"native": False, "native_note": "fp32"}, ["b is emulated (fp32)"]),
+    ],
+)
+def test_speeds_are_compared_only_on_one_device(
+    reference: dict[str, Any], candidate: dict[str, Any], said: list[str]
+) -> None:
+    """A remote against this machine is no evidence, whatever is stated; two on the same stated device are."""
+    assert said == doubts({"a": reference, "b": candidate})
