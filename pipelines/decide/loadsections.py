@@ -220,11 +220,13 @@ def hits(one: Soundness) -> str:
 
 
 def _resources(candidates: Sequence[Candidate]) -> Table:
-    head = ("candidate", "profile", "ready, s", "RSS idle, MB", "loaded", "peak", "CPU, %", "GPU memory peak, MB",
-            "GPU, %", "power, W", "J per output token", "GPU, °C", "SM clock, MHz", "KV cache", "queue")  # fmt: skip
+    head = ("candidate", "profile", "ready, s", "RSS idle, MB", "loaded", "peak", "CPU, %", "GPU memory idle, MB",
+            "loaded", "peak", "GPU, %", "power, W", "J per output token", "GPU, °C", "SM clock, MHz", "KV cache",
+            "queue")  # fmt: skip
     rows: Rows = [
         (c.label, r.profile, number(r.ready_s, ".1f"), _mb(r.idle_rss_bytes), _mb(r.loaded_rss_bytes),
-         _mb(r.peak_rss_bytes), number(r.cpu_percent, ".0f"), _mb(r.gpu_memory_peak_bytes),
+         _mb(r.peak_rss_bytes), number(r.cpu_percent, ".0f"), _mb(r.gpu_memory_idle_bytes),
+         _mb(r.gpu_memory_loaded_bytes), _mb(r.gpu_memory_peak_bytes),
          number(r.gpu_utilisation_percent, ".0f"), number(r.gpu_power_w, ".0f"),
          number(r.energy_per_output_token_j, ".4g"), number(r.gpu_temperature_c, ".0f"), number(r.gpu_clock_mhz, ".0f"),
          percent(r.kv_usage_peak), number(r.queue_peak, ".0f"))

@@ -90,6 +90,8 @@ class Block:
     excused: bool = False
     ready_s: float | None = None
     cpu_percent: float | None = None
+    gpu_memory_idle_bytes: int | None = None
+    gpu_memory_loaded_bytes: int | None = None
     gpu_memory_peak_bytes: int | None = None
     gpu_utilisation_percent: float | None = None
     gpu_power_w: float | None = None
@@ -107,7 +109,7 @@ class Block:
         """Why it is no evidence, "" where it is."""
         found = [f"disturbed: {self.disturbed}"] if self.disturbed and not self.excused else []
         found += [f"not steady after {self.warmup_requests} warm-up requests"] if self.steady is False else []
-        return "; ".join([*found, "interrupted"] if self.partial else found)
+        return "; ".join([*found, "cut short"] if self.partial else found)
 
 
 @dataclass(frozen=True, slots=True, order=True)

@@ -188,6 +188,8 @@ class Resources(Strict):
     idle_rss_bytes: int | None
     loaded_rss_bytes: int | None
     peak_rss_bytes: int | None
+    gpu_memory_idle_bytes: int | None
+    gpu_memory_loaded_bytes: int | None
     gpu_memory_peak_bytes: int | None
     gpu_utilisation_percent: float | None
     gpu_power_w: float | None

@@ -11,7 +11,8 @@ from pipelines.decide.probed import Resources
 FORMULAS = {
     "energy per output token": "energy of the GPU over the blocks of a profile / output tokens answered in them; not "
     "available without power readings",
-    "memory": "idle: the server started and asked nothing; loaded: after warm-up; peak: the highest sample under load",
+    "memory": "of the server's processes, and of the GPU; idle: the server started and asked nothing; loaded: after "
+    "warm-up; peak: the highest sample under load",
 }
 
 
@@ -28,6 +29,8 @@ def _of_profile(measured: Measured, profile: str) -> Resources:
         idle_rss_bytes=_largest(b.idle_rss_bytes for b in blocks),
         loaded_rss_bytes=_largest(b.loaded_rss_bytes for b in blocks),
         peak_rss_bytes=_largest(b.peak_rss_bytes for b in blocks),
+        gpu_memory_idle_bytes=_largest(b.gpu_memory_idle_bytes for b in blocks),
+        gpu_memory_loaded_bytes=_largest(b.gpu_memory_loaded_bytes for b in blocks),
         gpu_memory_peak_bytes=_largest(b.gpu_memory_peak_bytes for b in blocks),
         gpu_utilisation_percent=_mean(b.gpu_utilisation_percent for b in blocks),
         gpu_power_w=_mean(b.gpu_power_w for b in blocks),

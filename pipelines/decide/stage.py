@@ -26,8 +26,14 @@ from pipelines.decide.probing import figures
 from pipelines.errors import ConfigError, Problem, closest
 
 Facts = dict[str, str | int | float | bool | None]
-_NOTES = {"gpu_note": "GPU figures", "metrics_note": "server's metrics"}
-"""Facts of a probe that say why figures are not available."""
+_NOTES = {
+    "ended": "servers that ended",
+    "gpu_note": "GPU figures",
+    "metrics_note": "servers' metrics",
+    "client_cpu_ms_per_request": "client's CPU a request, ms",
+    "client_busy_percent": "client's own CPU at most, %",
+}
+"""Facts of a probe that say what was not measured and why, and what the client took."""
 
 
 class CandidateInput(Strict):
@@ -321,7 +327,7 @@ def _conditions(evidence: Evidence) -> dict[str, str]:
         facts = evidence.latency.facts
         found["latency measured"] = evidence.latency.started
         found |= {name: str(facts[name]) for name in ("device", "profiles", "rounds") if facts.get(name) is not None}
-        found |= {what: str(facts[name]) for name, what in _NOTES.items() if facts.get(name)}
+        found |= {what: _told(facts[name]) for name, what in _NOTES.items() if facts.get(name)}
         found |= evidence.load
     versions = {
         f"{k} {v}" for m in (*evidence.engines.values(), *evidence.variants.values()) for k, v in m.toolchain.items()
@@ -329,6 +335,10 @@ def _conditions(evidence: Evidence) -> dict[str, str]:
     if versions:
         found["toolchains"] = ", ".join(sorted(versions))
     return found
+
+
+def _told(fact: str | float | None) -> str:
+    return f"{fact:.3g}" if isinstance(fact, float) else str(fact)
 
 
 def _data(evidence: Evidence) -> str:

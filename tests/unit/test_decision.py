@@ -326,8 +326,9 @@ def request_row(engine: str, turn: int, n: int, **times: object) -> dict[str, ob
 
 def block_row(engine: str, turn: int, factor: float) -> dict[str, object]:
     """One row of blocks.parquet, of a machine without a GPU, five minutes after the block before."""
-    absent = ("gpu_memory_peak_bytes", "gpu_utilisation_percent", "gpu_power_w", "energy_j", "gpu_temperature_c",
-              "gpu_clock_mhz", "kv_usage_peak", "queue_peak", "prefix_hit_rate")  # fmt: skip
+    absent = ("gpu_memory_idle_bytes", "gpu_memory_loaded_bytes", "gpu_memory_peak_bytes",
+              "gpu_utilisation_percent", "gpu_power_w", "energy_j", "gpu_temperature_c", "gpu_clock_mhz",
+              "kv_usage_peak", "queue_peak", "prefix_hit_rate")  # fmt: skip
     return dict.fromkeys(absent) | {
         "engine": engine, "profile": "closed_1", "round": turn, "started": f"2026-01-02T03:{5 * turn:02d}:00.000+00:00",
         "wall_s": 4.0 * factor, "requests": 40, "failed": 0, "output_tokens_per_s": 200.0 / factor,

@@ -340,7 +340,7 @@ def test_a_search_is_shown_as_a_curve_with_its_saturation() -> None:
 def test_tables_say_not_available_rather_than_nothing() -> None:
     """No GPU, no cache figures, no schedule."""
     found = by_heading(shown(Measured(sent(10), [block()])))
-    assert "–" == found["Resources"].rows[0][10]
+    assert "–" == found["Resources"].rows[0][12]
     assert ("no schedule", "not told") == (
         found["Client and counts"].rows[0][6],
         found["Client and counts"].rows[0][-1],

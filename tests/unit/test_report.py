@@ -14,8 +14,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pipelines.decide.model import Choice, Decision, Standing
+from pipelines.decide.probed import Drift, Latency, LeftOut, Probed, Spot, Throughput
 from pipelines.errors import EvidenceError
-from pipelines.track import charts, figures
+from pipelines.track import charts, figures, loads
 from pipelines.track.axes import Box, log_ticks, place, scale, text_width, ticks
 from pipelines.track.report import ReportConfig, render, run
 from tests import decisions
@@ -223,3 +224,92 @@ def test_labels_of_close_points_do_not_overlap() -> None:
     spots = place(anchors, texts, Box(40, 20, 846, 380), 13)
     boxes = [Box(x, y - 11, x + text_width(t, 13), y + 3) for (x, y), t in zip(spots, texts, strict=True)]
     assert all(a.overlap(b) == 0 for n, a in enumerate(boxes) for b in boxes[n + 1 :])
+
+
+def with_load(made: Decision) -> Decision:
+    """The decision with three steps and four blocks for each candidate that was measured, one block left out."""
+    found = []
+    for one in made.candidates:
+        if not one.latency:
+            found.append(one)
+            continue
+        value = one.latency[0].value or 1.0
+        steps = [(phase, rate, value * (1 + phase**3)) for phase, rate in enumerate((1.0, 2.0, 4.0))]
+        flows = [
+            Throughput(profile="steps", phase=phase, requests=200, failed=0, requests_per_s=rate * 0.98, rate=rate,
+                       output_tokens_per_s=rate * 16, peak_rss_bytes=None)
+            for phase, rate, _ in steps
+        ]  # fmt: skip
+        figures_ = [
+            Latency(profile="steps", phase=phase, metric="ttft_ms", percentile=p, interval=None, requests=200,
+                    value=ms if p == 95.0 else None)
+            for phase, _, ms in steps for p in (95.0, 99.0)
+        ]  # fmt: skip
+        spots = tuple(Spot(hours=n / 10, value=value * (1 + n / 50), left_out="hot" * (n == 2)) for n in range(4))
+        drift = Drift(profile="closed-4", metric="ttft_ms", spots=spots, change=0.06, interval=None)
+        changes = {"latency": (*one.latency, *figures_), "throughput": (*one.throughput, *flows),
+                   "probed": Probed(drifts=(drift,))}  # fmt: skip
+        found.append(one.model_copy(update=changes))
+    return made.model_copy(update={"candidates": tuple(found)})
+
+
+def test_the_load_curve_has_a_line_for_each_candidate_at_the_percentile_that_its_points_have() -> None:
+    """No phase has a p99, all have a p95: three points each, five candidates, in the order of what was offered."""
+    made = with_load(decisions.decision())
+    (chart,) = loads.load_curves(made, "ttft_ms")
+    assert ("p95 TTFT against load, steps", "p95 TTFT, ms") == (chart.title, chart.y_title)
+    assert [3] * 5 == [len(line.dots) for line in chart.given]
+    assert [0.98, 1.96, 3.92] == [dot.x for dot in chart.given[0].dots]
+    assert ["fp8_dynamic"] == [line.label for line in chart.given if line.dashed]
+    assert [] == list(loads.load_curves(decisions.decision(), "ttft_ms"))  # profiles of one phase have no curve
+
+
+def test_the_drift_chart_is_relative_and_rings_what_was_left_out() -> None:
+    """Each candidate's medians over their geometric mean, of the blocks that count."""
+    chart = loads.drift(with_load(decisions.decision()), "closed-4")
+    assert chart is not None
+    dots = chart.given[0].dots
+    mean = (1.0 * 1.02 * 1.06) ** (1 / 3)
+    assert pytest.approx([1 / mean, 1.02 / mean, 1.04 / mean, 1.06 / mean]) == [d.y for d in dots]
+    assert ([False, False, True, False], pytest.approx(6.0)) == ([d.hollow for d in dots], dots[1].x)
+    assert loads.drift(decisions.decision(), "closed-4") is None
+
+
+def test_charts_of_load_and_drift_are_drawings_of_their_own(tmp_path: Path) -> None:
+    """Both stand in the page, drawn wide and narrow, well-formed, and the page still needs nothing else."""
+    made = with_load(decisions.decision())
+    html, _ = render(made, ReportConfig(), decisions.requests(tmp_path, made, 40))
+    drawings = re.findall(r"<svg.*?</svg>", html, re.S)
+    named = [ET.fromstring(one).get("aria-label") or "" for one in drawings]
+    assert (2, 2) == (sum("against load" in n for n in named), sum(n.startswith("Median TTFT") for n in named))
+    found = Page(html)
+    assert (0, []) == (found.scripts, found.links)
+
+
+def test_curves_leave_out_what_is_no_evidence_and_keep_buckets_apart(tmp_path: Path) -> None:
+    """Round 0 of one candidate was disturbed: its 8 requests are not drawn. A bucket without requests has no chart."""
+    made = decisions.decision()
+    hot = Probed(left_out=(LeftOut(profile="closed-4", round=0, reason="hot"),))
+    first = made.candidates[0].model_copy(update={"probed": hot})
+    made = made.model_copy(update={"candidates": (first, *made.candidates[1:])})
+    probe, axis = decisions.requests(tmp_path, made, 40), figures.axis_of(made)
+    assert axis is not None
+    curves = figures.curves(made, probe, axis)
+    assert ["closed-4"] == list(curves)
+    assert [31, 39] == [len(curve.values) for curve in curves["closed-4"]][:2]
+    long = [f.model_copy(update={"bucket": ">8192"}) for f in first.latency]
+    both = first.model_copy(update={"latency": (*first.latency, *long)})
+    again = made.model_copy(update={"candidates": (both, *made.candidates[1:])})
+    assert ["closed-4"] == list(figures.curves(again, probe, axis))  # nothing was sent in the other
+
+
+def test_where_no_block_counts_the_curve_is_drawn_dashed(tmp_path: Path) -> None:
+    """All rounds of a candidate were disturbed: what was measured is shown, as no evidence."""
+    made = decisions.decision()
+    out = tuple(LeftOut(profile="closed-4", round=n, reason="hot") for n in range(5))
+    first = made.candidates[0].model_copy(update={"probed": Probed(left_out=out)})
+    made = made.model_copy(update={"candidates": (first, *made.candidates[1:])})
+    axis = figures.axis_of(made)
+    assert axis is not None
+    curve = figures.curves(made, decisions.requests(tmp_path, made, 40), axis)["closed-4"][0]
+    assert (39, True) == (len(curve.values), curve.hollow)

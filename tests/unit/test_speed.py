@@ -144,7 +144,7 @@ def blocks(engine: str, **changes: object) -> list[Block]:
     [
         ({"disturbed": "foreign CPU 61%"}, "round 0 of the candidate left out (disturbed: foreign CPU 61%)"),
         ({"steady": False}, "round 0 of the candidate left out (not steady after 8 warm-up requests)"),
-        ({"partial": True}, "round 0 of the candidate left out (interrupted)"),
+        ({"partial": True}, "round 0 of the candidate left out (cut short)"),
     ],
 )
 def test_blocks_that_are_no_evidence_take_their_round_with_them(changes: dict[str, object], told: str) -> None:
@@ -159,7 +159,7 @@ def test_blocks_that_are_no_evidence_take_their_round_with_them(changes: dict[st
 def test_a_disturbed_block_counts_where_the_probe_was_told_so() -> None:
     """`probe.disturbed: kept` leaves steadiness and interruption alone."""
     assert "" == blocks("a", disturbed="hot", excused=True)[0].left_out
-    assert "interrupted" == blocks("a", disturbed="hot", excused=True, partial=True)[0].left_out
+    assert "cut short" == blocks("a", disturbed="hot", excused=True, partial=True)[0].left_out
 
 
 def test_failures_in_a_block_that_was_left_out_still_count() -> None:

@@ -9,7 +9,8 @@ import zlib
 
 import pytest
 
-from pipelines.track import views, wording
+from pipelines.decide.probed import Latency, LeftOut, Probed, Saturation, Throughput
+from pipelines.track import figures, views, wording
 from pipelines.track.masking import masked, masked_text
 from tests import decisions
 
@@ -112,3 +113,40 @@ def test_settings_named_like_secrets_are_masked_and_others_kept() -> None:
 def test_credentials_inside_texts_are_masked(text: str, expected: str) -> None:
     """URLs lose their user part, parameters and headers their value, tokens of a known shape everything."""
     assert expected == masked_text(text)
+
+
+def test_figures_of_the_probe_have_plain_names() -> None:
+    """Profile and figure; phase and bucket stand between them only where there are several."""
+    groups = (("one", 0, "<=128"), ("mixed", 0, "<=128"), ("mixed", 0, ">8192"), ("steps", 0, "<=128"),
+              ("steps", 1, "<=128"), ("search", 0, "<=128"))  # fmt: skip
+    latency = [
+        Latency(profile=profile, phase=phase, bucket=bucket, metric="ttft_ms", percentile=99.0, value=1.0 + phase,
+                interval=None, requests=500)
+        for profile, phase, bucket in groups
+    ]  # fmt: skip
+    flows = [Throughput(profile=f.profile, phase=f.phase, bucket=f.bucket, requests=9, failed=0, requests_per_s=2.0,
+                        output_tokens_per_s=8.0, peak_rss_bytes=None, goodput_per_s=1.5) for f in latency]  # fmt: skip
+    flows.append(flows[1].model_copy(update={"bucket": "", "output_tokens_per_s": 16.0}))
+    found_rate = Saturation(profile="search", by_round=(4.0,), rate=4.0, interval=None, at_least=False, promise="")
+    probed = Probed(saturations=(found_rate,), left_out=(LeftOut(profile="one", round=0, reason="hot"),))
+    one = decisions.candidate("v", score=0.7, ttft=30.0,
+                              changes={"latency": latency, "throughput": flows, "probed": probed})  # fmt: skip
+    names = {name for name in wording.metrics(one) if name.startswith("latency/")}
+    assert {"latency/one/ttft_p99_ms", "latency/mixed/in_to_128/ttft_p99_ms", "latency/mixed/in_above_8192/ttft_p99_ms",
+            "latency/steps/phase_1/ttft_p99_ms", "latency/steps/phase_2/ttft_p99_ms",
+            "latency/blocks_left_out"} == names  # fmt: skip
+    logged = wording.metrics(one)
+    assert (8.0, 16.0, 1.5, 4.0) == (
+        logged["throughput/one/output_tokens_per_s"], logged["throughput/mixed/output_tokens_per_s"],
+        logged["throughput/mixed/in_to_128/goodput_per_s"], logged["throughput/search/saturation_requests_per_s"],
+    )  # fmt: skip
+
+
+def test_an_axis_over_several_phases_is_that_of_the_slowest() -> None:
+    """The view sorts and draws by a metric that every candidate has."""
+    found = [Latency(profile="steps", phase=phase, metric="ttft_ms", percentile=99.0, value=value, interval=None,
+                     requests=500) for phase, value in ((0, 10.0), (1, 80.0), (2, 20.0))]  # fmt: skip
+    made = decisions.decision()
+    made = made.model_copy(update={"candidates": (made.candidates[1].model_copy(update={"latency": tuple(found)}),)})
+    assert "latency/steps/phase_2/ttft_p99_ms" == wording.axis_name(made, figures.Axis("steps", "ttft_ms", 99.0))
+    assert "latency/none/ttft_p99_ms" == wording.axis_name(made, figures.Axis("none", "ttft_ms", 99.0))
