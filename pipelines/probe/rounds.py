@@ -99,11 +99,6 @@ def plan(config: ProbeConfig, sources: Sources, lengths: Sequence[int], openings
     return tuple(rounds)
 
 
-def measured_requests(rounds: Sequence[Round], engines: int) -> int:
-    """Requests that enter the tables, over all rounds and engines; at most, where there is a search."""
-    return engines * sum(load.most for one in rounds for load in one.loads)
-
-
 @dataclass(frozen=True, slots=True)
 class Need:
     """What one request takes of an engine: the prompt's place, and tokens."""

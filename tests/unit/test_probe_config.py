@@ -10,7 +10,7 @@ import yaml
 from pipelines.config import CONF_DIR, keyed, parse
 from pipelines.errors import ConfigError
 from pipelines.evaluate.evalset import EvalsetConfig, load
-from pipelines.probe import sources
+from pipelines.probe import profiles, sources
 from pipelines.probe.config import ProbeConfig
 from pipelines.workload import pinned
 
@@ -51,6 +51,29 @@ def test_every_mode_has_a_profile(given: dict[str, object]) -> None:
     config = ProbeConfig.model_validate(probe_config().model_dump() | {"profiles": [{"name": "p"} | given]})
     assert config.profiles[0].mode == given["mode"]
     assert ProbeConfig.model_validate_json(config.model_dump_json()) == config
+
+
+@pytest.mark.parametrize(
+    ("given", "opened", "in_flight", "rates", "most"),
+    [
+        (CLOSED, False, [2], [None], 2),
+        (OPEN, True, [None], [1.0], 1),
+        (REPLAY, True, [None], [None], 1),
+        (STEPS | {"steps": [{"rate": 1, "seconds": 2}, {"rate": 3, "seconds": 1}]}, True, [None] * 2, [1.0, 3.0], 1),
+        (SPIKE, False, [2, 8, 2], [None] * 3, 8),
+        (SEARCH | {"resolution": 1}, True, [None] * 2, [1.0, 2.0], 1),
+    ],
+    ids=lambda given: str(given["mode"]) if isinstance(given, dict) else "",
+)
+def test_each_phase_says_how_it_loads(
+    given: dict[str, object], opened: bool, in_flight: list[int | None], rates: list[float | None], most: int
+) -> None:
+    """A closed loop by what is in flight, an open one by its rate; a trace has no rate but its own times."""
+    one = probe_config(profiles=[{"name": "p"} | given]).profiles[0]
+    assert profiles.is_open(one) is opened
+    assert [profiles.concurrency_of(one, phase) for phase in range(len(in_flight))] == in_flight
+    assert [profiles.rate_of(one, phase) for phase in range(len(rates))] == rates
+    assert profiles.widest(one) == most
 
 
 @pytest.mark.parametrize(

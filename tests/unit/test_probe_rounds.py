@@ -57,12 +57,6 @@ def test_serials_never_repeat(tmp_path: Path) -> None:
     assert serials == list(range(3 * (2 + 4 + 3 * 3 + 1 + 4)))
 
 
-def test_measured_requests_leave_out_the_warm_up(tmp_path: Path) -> None:
-    """Two engines, three rounds, 4 + 6 requests a round: 60 rows."""
-    both = probe_config().model_dump()["profiles"]
-    assert rounds.measured_requests(planned(tmp_path, *both, rounds=3), engines=2) == 60
-
-
 def test_a_search_counts_the_rates_it_may_try_and_sends_them_apart(tmp_path: Path) -> None:
     """Seven rates take three visits at most; what is sent at one has its own serials."""
     search = {"name": "s", "mode": "search", "low": 1, "high": 64, "requests": 5, "resolution": 1, "slo": {"e2e_ms": 9}}
