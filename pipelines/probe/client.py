@@ -10,7 +10,7 @@ import gc
 import json
 import os
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Self
@@ -30,7 +30,7 @@ class Address:
     """Where a model is served. `base_url` includes the API's version, as OpenAI clients have it (http://host:port/v1).
 
     token_ids: the server adds the ids of generated tokens to its events when asked. headers go with every request;
-    they may hold a secret, so they are not shown.
+    they may hold a secret, so they are not shown. prompt writes token ids for a server that takes text only.
     """
 
     base_url: str
@@ -38,6 +38,7 @@ class Address:
     ignore_eos: bool
     token_ids: bool = False
     headers: Mapping[str, str] = field(default_factory=dict, repr=False)
+    prompt: Callable[[Sequence[int]], list[int] | str] = list
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,7 +88,7 @@ def completion_body(address: Address, ids: Sequence[int], max_tokens: int) -> by
     """Serialize a greedy streaming completion request of token ids."""
     body: dict[str, object] = {
         "model": address.model,
-        "prompt": list(ids),
+        "prompt": address.prompt(ids),
         "max_tokens": max_tokens,
         "temperature": 0,
         "stream": True,

@@ -20,6 +20,7 @@ from pydantic import ConfigDict
 
 from pipelines.config import Strict, parse
 from pipelines.engine.chat import ChatTemplate
+from pipelines.engine.host.text import BROKEN
 from pipelines.errors import ConfigError, InputError
 
 if TYPE_CHECKING:
@@ -166,8 +167,11 @@ def _render(template: ChatTemplate | None, messages: Sequence[Message]) -> str:
 
 
 def _opening_ids(tokenizer: Tokenizer, seed: int) -> tuple[int, ...]:
-    """Ordinary token ids in a random order: the vocabulary, less special and added tokens."""
+    """Ordinary token ids in a random order: the vocabulary, less special and added tokens, and less pieces of characters,
+    which a server that takes text only could not be sent."""
     added = tokenizer.get_added_tokens_decoder()
     ordinary = sorted(set(tokenizer.get_vocab(with_added_tokens=False).values()) - added.keys())
-    random.Random(f"openings/{seed}").shuffle(ordinary)
-    return tuple(ordinary)
+    texts = tokenizer.decode_batch([[one] for one in ordinary], skip_special_tokens=False)
+    found = [one for one, text in zip(ordinary, texts, strict=True) if text and BROKEN not in text]
+    random.Random(f"openings/{seed}").shuffle(found)
+    return tuple(found)

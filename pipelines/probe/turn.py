@@ -106,7 +106,9 @@ class _Turn:
         """Warm up, then send every load; none is sent to a server that answered no warm-up request."""
         endpoint, config = self.served.endpoint, self.setup.config
         can = endpoint.capabilities
-        address = Address(endpoint.base_url, endpoint.model, can.ignore_eos, can.token_ids, endpoint.headers)
+        address = Address(
+            endpoint.base_url, endpoint.model, can.ignore_eos, can.token_ids, endpoint.headers, endpoint.prompt
+        )
         with self.sampler:
             self.sampler.wait()
             self.idle_until_s = time.monotonic()

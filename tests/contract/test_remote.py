@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow.parquet as pq
 import pytest
 
 from pipelines.engine import remote
@@ -18,9 +19,11 @@ from pipelines.engine.serving import serve
 from pipelines.engine.table import TARGETS
 from pipelines.errors import EndpointError, EnvironmentProblem, InputError, StageFailed
 from pipelines.flow.store import Manifest
+from pipelines.probe import stage
 from pipelines.quantize.reference import TOKENS
 from tests.byte_model import byte_tokenizer
 from tests.fake_gateway import MODEL, Gateway, running, variant
+from tests.unit.probe_configs import probe_config
 
 KEY = "sk-live-0123456789"
 Start = Callable[..., Gateway]
@@ -206,3 +209,25 @@ def test_a_url_that_nobody_answers_is_given_up(start: Start, build: Build) -> No
     """A refused connection is told as such."""
     with pytest.raises(EndpointError, match=r"timeout_s=0.1: ConnectError"):
         build(Gateway(url="http://127.0.0.1:9/v1"), timeout_s=0.1)
+
+
+def test_it_is_probed_like_any_other(
+    start: Start, build: Build, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Through a gateway with a key that takes text only: every request is answered, the server's count of what it read
+    is ours, and of a server that is not ours no memory is measured."""
+    monkeypatch.setenv("ACME_KEY", KEY)
+    gateway = start(key=KEY, text_only=True)
+    engine, _ = build(gateway, api_key_env="ACME_KEY", capabilities={"token_prompts": False})
+    (tmp_path / "requests.jsonl").write_text('{"text": "one"}\n{"text": "and two"}\n')
+    out = tmp_path / "latency"
+    out.mkdir()
+    config = probe_config(prompts=str(tmp_path / "requests.jsonl"), rounds=1)
+    stage.measure(config, out, [engine], serve, array_bytes=2**20)
+    requests = pq.read_table(out / "requests.parquet").to_pylist()
+    assert 10 == len(requests)
+    assert {True} == {row["ok"] for row in requests}
+    assert all(row["usage_input_tokens"] == row["input_tokens"] and row["output_tokens"] == 6 for row in requests)
+    assert {None} == {row["peak_rss_bytes"] for row in pq.read_table(out / "blocks.parquet").to_pylist()}
+    streamed = [body["prompt"] for body in gateway.seen if body.get("stream")]
+    assert len(streamed) >= 12 and all(isinstance(prompt, str) for prompt in streamed)
