@@ -167,7 +167,7 @@ def _render(template: ChatTemplate | None, messages: Sequence[Message]) -> str:
 
 
 def _opening_ids(tokenizer: Tokenizer, seed: int) -> tuple[int, ...]:
-    """Ordinary token ids in a random order: the vocabulary, less special and added tokens, and less pieces of characters,
+    """Ordinary token ids in a random order: the vocabulary, less special and added tokens and pieces of characters,
     which a server that takes text only could not be sent."""
     added = tokenizer.get_added_tokens_decoder()
     ordinary = sorted(set(tokenizer.get_vocab(with_added_tokens=False).values()) - added.keys())
