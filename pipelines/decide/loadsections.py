@@ -8,7 +8,7 @@ from pipelines.decide import phases
 from pipelines.decide.markup import Table, between, number
 from pipelines.decide.model import Candidate
 from pipelines.decide.phases import Names
-from pipelines.decide.probed import Latency, MetricName, Soundness, Throughput
+from pipelines.decide.probed import Difference, Latency, MetricName, Soundness, Throughput
 from pipelines.decide.vetoes import promised
 
 NOT_EVIDENCE = " †"
@@ -61,16 +61,31 @@ def place(profile: str, phase: int, bucket: str, names: Names) -> str:
 
 
 def _differences(candidates: Sequence[Candidate], names: Names) -> Table:
-    head = ("profile", "metric", "by", "candidate", "times as fast", "interval", "ms slower", "interval", "rounds",
-            "pairs")  # fmt: skip
-    rows: Rows = [
-        (place(d.profile, d.phase, d.bucket, names), METRIC[d.metric], d.by, shown(c, c.label), f"{d.ratio:.3f}",
-         between(d.interval, ".3f"), f"{d.difference_ms:+.2f}", between(d.difference_interval, "+.2f"), str(d.rounds),
-         str(d.pairs))
-        for c in candidates for d in c.probed.differences
-    ]  # fmt: skip
-    told = "Reference / candidate, 95% t interval over rounds; p50 and p99 are those of each round's block."
-    return Table("Speed against the reference, by request and by block", head, _grouped(rows, 3), told)
+    """A row for each group and metric: pairs of requests first, then percentiles of blocks beside each other."""
+    head = ("profile", "metric", "candidate", "by request", "ms slower", "pairs", "p50 by block", "p99 by block",
+            "rounds")  # fmt: skip
+    rows: Rows = []
+    for c in candidates:
+        lines: dict[tuple[str, int, str, MetricName], dict[str, Difference]] = {}
+        for d in c.probed.differences:
+            lines.setdefault((d.profile, d.phase, d.bucket, d.metric), {})[d.by] = d
+        for (profile, phase, bucket, metric), by in lines.items():
+            pairs = by.get("request")
+            rows.append(
+                (place(profile, phase, bucket, names), METRIC[metric], shown(c, c.label), _times(pairs),
+                 "–" if pairs is None else
+                 f"{pairs.difference_ms:+.2f} ({between(pairs.difference_interval, '+.2f')})",
+                 "–" if pairs is None else str(pairs.pairs), _times(by.get("p50")), _times(by.get("p99")),
+                 str(max(d.rounds for d in by.values())))
+            )  # fmt: skip
+    told = (
+        "Times as fast: reference / candidate, with the 95% t interval over rounds. Gaps between tokens have no pairs."
+    )
+    return Table("Speed against the reference, by request and by block", head, _grouped(rows, 2), told)
+
+
+def _times(one: Difference | None) -> str:
+    return "–" if one is None else f"{one.ratio:.3f} ({between(one.interval, '.3f')})"
 
 
 def _promises(candidates: Sequence[Candidate], names: Names) -> Table:
@@ -123,6 +138,7 @@ def _percentile(figure: Latency | None) -> str:
 
 
 def _throughput(candidates: Sequence[Candidate], names: Names) -> Table:
+    searched = {s.profile for c in candidates for s in c.probed.saturations}
     head = ("profile", "tokens in", "candidate", "sent", "answered", "failed as", "requests/s", "input tokens/s",
             "output tokens/s", "total tokens/s", "goodput/s", "kept all promises", "peak MB")  # fmt: skip
     rows: Rows = [
@@ -131,7 +147,7 @@ def _throughput(candidates: Sequence[Candidate], names: Names) -> Table:
          f"{t.requests_per_s:.2f}", f"{t.input_tokens_per_s:.1f}", f"{t.output_tokens_per_s:.1f}",
          f"{t.total_tokens_per_s:.1f}", number(t.goodput_per_s, ".2f"), percent(t.within_slo),
          number(t.peak_rss_bytes and t.peak_rss_bytes / 1e6, ".0f"))
-        for c in candidates for t in c.throughput
+        for c in candidates for t in c.throughput if t.profile not in searched
     ]  # fmt: skip
     return Table("Throughput", head, _grouped(rows, 2))
 
@@ -147,8 +163,8 @@ def errors(figure: Throughput) -> str:
 
 
 def _curves(candidates: Sequence[Candidate], names: Names) -> Table:
-    head = ("profile", "tokens in", "candidate", "offered", "requests/s", "output tokens/s", "TTFT p50, ms",
-            "TTFT p99", "E2E p50", "E2E p99", "kept all promises")  # fmt: skip
+    head = ("profile", "tokens in", "candidate", "offered", "sent", "answered", "requests/s", "output tokens/s",
+            "TTFT p50, ms", "TTFT p99", "E2E p50", "E2E p99", "kept all promises")  # fmt: skip
     metrics: tuple[MetricName, ...] = ("ttft_ms", "e2e_ms")
     rows: Rows = []
     for c in candidates:
@@ -158,20 +174,30 @@ def _curves(candidates: Sequence[Candidate], names: Names) -> Table:
                 t = points[0].throughput
                 rows.append(
                     (profile, t.bucket, shown(c, c.label), names.get((profile, t.phase), ""),
-                     f"{t.requests_per_s:.2f}", f"{t.output_tokens_per_s:.1f}",
+                     str(t.requests), percent(t.success), f"{t.requests_per_s:.2f}", f"{t.output_tokens_per_s:.1f}",
                      *(number(p.latency, ".1f") for p in points), percent(t.within_slo))
                 )  # fmt: skip
     return Table("Load curve", head, _grouped(rows, 3))
 
 
 def _saturations(candidates: Sequence[Candidate]) -> Table:
-    head = ("candidate", "profile", "saturates at, requests/s", "interval", "by round", "promise")
+    head = (
+        "candidate",
+        "profile",
+        "saturates at, requests/s",
+        "interval",
+        "kept by round",
+        "failed by round",
+        "promise",
+    )
     rows: Rows = [
         (shown(c, c.label), s.profile, number(s.rate, ".3g") + (" at least" if s.at_least and s.rate else ""),
-         between(s.interval, ".3g"), ", ".join(number(r, ".3g") for r in s.by_round), s.promise)
+         between(s.interval, ".3g"), ", ".join(number(r, ".3g") for r in s.by_round),
+         ", ".join(number(r, ".3g") for r in s.failed_by_round), s.promise)
         for c in candidates for s in c.probed.saturations
     ]  # fmt: skip
-    return Table("Saturation", head, rows, "The highest rate searched that kept the promise.")
+    told = "The highest rate searched that kept the promise; the true one lies between it and the rate that failed."
+    return Table("Saturation", head, rows, told)
 
 
 def _drift(candidates: Sequence[Candidate]) -> Table:

@@ -128,11 +128,13 @@ class Drift(Strict):
 class Saturation(Strict):
     """The highest rate searched that still kept the promise, by round (None: not even the lowest did) and over rounds.
 
-    at_least: some round kept the promise at the highest rate there was, so that the true rate may be higher.
+    failed_by_round: the lowest that did not keep it, None where all did. at_least: some round kept it at the highest
+    rate there was, so that the true rate may be higher.
     """
 
     profile: str
     by_round: tuple[float | None, ...]
+    failed_by_round: tuple[float | None, ...]
     rate: float | None
     interval: Interval | None
     at_least: bool

@@ -11,8 +11,8 @@ from pipelines.decide.probed import Resources
 FORMULAS = {
     "energy per output token": "energy of the GPU over the blocks of a profile / output tokens answered in them; not "
     "available without power readings",
-    "memory": "of the server's processes, and of the GPU; idle: the server started and asked nothing; loaded: after "
-    "warm-up; peak: the highest sample under load",
+    "memory": "of the server's processes, and of the GPU; idle: the server started and asked nothing; loaded: the "
+    "median under load; peak: the highest sample under load",
 }
 
 

@@ -124,15 +124,16 @@ def saturation(measured: Measured, profile: str, limits: Limits) -> Saturation |
     return Saturation(
         profile=profile,
         by_round=tuple(rates),
+        failed_by_round=tuple(failed for _, failed in found),
         rate=math.exp(math.fsum(known) / len(known)) if complete and known else None,
         interval=interval,
-        at_least=any(never_failed for _, never_failed in found),
+        at_least=any(failed is None for _, failed in found),
         promise=limits.text,
     )
 
 
-def _highest(requests: Sequence[Request], limits: Limits) -> tuple[float | None, bool]:
-    """The highest rate of one round below the first that failed, and whether none failed."""
+def _highest(requests: Sequence[Request], limits: Limits) -> tuple[float | None, float | None]:
+    """The highest rate of one round below the first that failed, and that one; None where there is none."""
     by_rate: dict[float, list[bool]] = {}
     for r in requests:
         if r.rate is not None:
@@ -140,9 +141,9 @@ def _highest(requests: Sequence[Request], limits: Limits) -> tuple[float | None,
     best = None
     for rate in sorted(by_rate):
         if sum(by_rate[rate]) < limits.share * len(by_rate[rate]) - 1e-9:
-            return best, False
+            return best, rate
         best = rate
-    return best, True
+    return best, None
 
 
 def _exp(x: float) -> float:

@@ -37,7 +37,7 @@ def lines(
     """
     narrow = width < 560
     keys, legend = drawing.legend([(one.label, one.colour, one.dashed) for one in given], width)
-    frame = Box(54, legend + 30, width - 14, legend + (280 if narrow else 330))
+    frame = Box(54, legend + 38, width - 14, legend + (280 if narrow else 330))
     dots = [dot for one in given for dot in one.dots]
     x = scale([d.x for d in dots], frame.left, frame.right, room=0.05)
     heights = [d.y for d in dots] + ([] if level is None else [level])

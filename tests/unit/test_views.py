@@ -127,7 +127,8 @@ def test_figures_of_the_probe_have_plain_names() -> None:
     flows = [Throughput(profile=f.profile, phase=f.phase, bucket=f.bucket, requests=9, failed=0, requests_per_s=2.0,
                         output_tokens_per_s=8.0, peak_rss_bytes=None, goodput_per_s=1.5) for f in latency]  # fmt: skip
     flows.append(flows[1].model_copy(update={"bucket": "", "output_tokens_per_s": 16.0}))
-    found_rate = Saturation(profile="search", by_round=(4.0,), rate=4.0, interval=None, at_least=False, promise="")
+    found_rate = Saturation(profile="search", by_round=(4.0,), failed_by_round=(8.0,), rate=4.0, interval=None,
+                            at_least=False, promise="")  # fmt: skip
     probed = Probed(saturations=(found_rate,), left_out=(LeftOut(profile="one", round=0, reason="hot"),))
     one = decisions.candidate("v", score=0.7, ttft=30.0,
                               changes={"latency": latency, "throughput": flows, "probed": probed})  # fmt: skip
