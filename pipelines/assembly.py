@@ -15,6 +15,7 @@ from pydantic import BaseModel
 from pipelines.campaign import Campaign
 from pipelines.config import Strict, find
 from pipelines.decide.stage import CandidateInput, ChampionInput, DecisionConfig
+from pipelines.engine import memory
 from pipelines.entries import Engine, Variant, engines_of
 from pipelines.evaluate.divergence import ReadingConfig
 from pipelines.evaluate.harness import ScoresConfig
@@ -178,9 +179,8 @@ class _Assembly:
         """Estimate what a variant's weights take: linear layers by their scheme, the rest at `other` bytes each."""
         base, scheme = self.campaign.base, variant.scheme
         linear = sum(out * into for out, into in base.linear_shapes.values())
-        carried = scheme.quantized and (scheme.weight_type == "int" or other == 2)
-        each = scheme.weight_bits / 8 + (4 / scheme.group_size if scheme.group_size else 0) if carried else other
-        return linear * each + (base.parameters - linear) * other
+        floats = None if other == 2 else other
+        return memory.weight_bytes(base.parameters, linear, scheme, other=other, scale=4, floats=floats)
 
     def scored(self, label: str, built: Step) -> dict[str, Step]:
         """Scores share a process, and with it imports and, as long as the engine is the same, its server."""

@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
+from pipelines.engine.memory import WIDTHS, Storage, token_bytes
 from pipelines.engine.pairing import Pairing
+from pipelines.engine.traffic import too_long
 from pipelines.errors import Problem, closest
 from pipelines.quantize.gguf import METHOD
 from pipelines.quantize.scheme import parse
@@ -18,7 +20,6 @@ ARCHITECTURES = (
     "Gemma2ForCausalLM", "Gemma3ForCausalLM",
 )  # fmt: skip
 """What llama.cpp's converter writes and transformers reads back."""
-CACHE_BYTES = {"f32": 4.0, "f16": 2.0, "q8_0": 34 / 32}
 
 
 def preflight(config: LlamaCppConfig, pairing: Pairing) -> list[Problem]:
@@ -45,12 +46,10 @@ def _scoring(pairing: Pairing) -> Iterator[Problem]:
 
 
 def _lengths(config: LlamaCppConfig, pairing: Pairing) -> Iterator[Problem]:
-    known, asked = pairing.number("max_positions"), pairing.workload.request
+    known = pairing.number("max_positions")
     if known is not None and config.max_length > known:
         yield Problem("engine.max_length", config.max_length, f"the model knows {known} positions")
-    if asked is not None and asked.tokens > config.max_length:
-        message = f"the longest request, of {asked.whose}, takes {asked.tokens} tokens with its answer"
-        yield Problem("engine.max_length", config.max_length, message)
+    yield from too_long(pairing.workload, config.max_length, "engine.max_length")
 
 
 def _room(config: LlamaCppConfig, pairing: Pairing) -> Iterator[Problem]:
@@ -69,9 +68,12 @@ def _room(config: LlamaCppConfig, pairing: Pairing) -> Iterator[Problem]:
 
 def cache_bytes(config: LlamaCppConfig, pairing: Pairing) -> float:
     """What the caches of keys and values take, 0 where the model's shape is unknown."""
-    sizes = [pairing.number(name) for name in ("hidden_size", "layers", "heads", "kv_heads")]
-    if not all(sizes):
-        return 0.0
-    hidden, layers, heads, kv_heads = (size or 1 for size in sizes)
-    tokens = config.parallel * config.max_length
-    return tokens * 2 * layers * (hidden // heads) * kv_heads * CACHE_BYTES[config.cache_type]
+    return (token_bytes(pairing, WIDTHS[config.cache_type]) or 0) * config.parallel * config.max_length
+
+
+def storage(config: LlamaCppConfig, pairing: Pairing) -> Storage:
+    """Weights as the file has them; every slot's cache is there from the start."""
+    return Storage(
+        "host", other=4 if config.base_type == "f32" else 2, cache=WIDTHS[config.cache_type], slots=config.parallel,
+        reserved=int(cache_bytes(config, pairing)) or None,
+    )  # fmt: skip

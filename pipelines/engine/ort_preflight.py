@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from pipelines.engine.memory import Storage, footprint, too_large
 from pipelines.engine.ort_builder import BUILDERS
 from pipelines.engine.ort_graph import BITS, SMALLEST_BLOCK
 from pipelines.engine.pairing import Pairing
@@ -36,10 +37,14 @@ def preflight(config: OrtGenaiConfig, pairing: Pairing) -> list[Problem]:
     if known is not None and config.max_length > known:
         found.append(Problem("engine.max_length", config.max_length, f"the model knows {known} positions"))
     found += too_long(pairing.workload, config.max_length, "engine.max_length")
-    count, memory = pairing.number("parameters"), float(pairing.device.get("memory_gib", "inf"))
-    if count is not None and 4 * count / 2**30 > memory:
-        found.append(Problem("checkpoint.source", count, f"float32 layers alone may need more than {memory:g} GiB"))
+    found += too_large(footprint(pairing, storage(config, pairing)), "checkpoint.source", pairing.number("parameters"))
     return found
+
+
+def storage(config: OrtGenaiConfig, pairing: Pairing) -> Storage:
+    """Codes as they are; all else, quantized floats and the cache too, in float32."""
+    del config, pairing
+    return Storage("host", other=4, scale=4, floats=4, cache=4)
 
 
 def _scheme_problems(scheme: schemes.Scheme) -> list[Problem]:

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 from pydantic import BaseModel
 
 from pipelines.engine.capabilities import Capabilities
+from pipelines.engine.memory import Footprint, footprint
 from pipelines.engine.pairing import Pairing
 from pipelines.errors import ConfigError, Problem, closest
 from pipelines.flow.stage import resolve
@@ -60,7 +61,8 @@ class Target:
     (engine, mounted) -> texts by path, of what a deployment takes besides the serve command.
 
     grace_s: how long its server may take to end when asked to, before it is killed. external: names a function
-    (engine) -> Elsewhere, where the server is not ours to start.
+    (engine) -> Elsewhere, where the server is not ours to start. stores: names a function (config, pairing) -> Storage
+    of `memory`, "" where what it takes is not to be known.
     """
 
     name: str
@@ -75,6 +77,7 @@ class Target:
     deploys: str = ""
     grace_s: float = 5.0
     external: str = ""
+    stores: str = ""
 
     @property
     def config_type(self) -> str:
@@ -111,6 +114,10 @@ class Target:
         found: dict[str, str] = resolve(self.deploys)(engine, mounted) if self.deploys else {}
         return found
 
+    def footprint(self, config: BaseModel, pairing: Pairing) -> Footprint | None:
+        """What an engine takes in memory under a campaign's traffic, None where that is not to be known."""
+        return footprint(pairing, resolve(self.stores)(config, pairing)) if self.stores else None
+
     def elsewhere(self, engine: Path) -> Elsewhere | None:
         """Where the server of this engine is, None where it is started here."""
         found: Elsewhere | None = resolve(self.external)(engine) if self.external else None
@@ -133,6 +140,7 @@ TARGETS: Mapping[str, Target] = {
             module="pipelines.engine.ort_genai",
             config="OrtGenaiConfig",
             packages=("onnxruntime-genai", "onnxruntime", "onnx", "onnx-ir", "torch", "transformers"),
+            stores="pipelines.engine.ort_preflight:storage",
         ),
         Target(
             name="llama_cpp",
@@ -141,6 +149,7 @@ TARGETS: Mapping[str, Target] = {
             config="LlamaCppConfig",
             packages=("llama_cpp_python", "gguf", "transformers", "torch"),
             toolchain="llama_cpp",
+            stores="pipelines.engine.llama_preflight:storage",
         ),
         Target(
             name="vllm",
@@ -151,6 +160,7 @@ TARGETS: Mapping[str, Target] = {
             toolchain="vllm_cpu",
             device_bound=True,
             grace_s=20.0,
+            stores="pipelines.engine.vllm_preflight:storage",
         ),
         Target(
             name="trtllm_engine",
@@ -160,6 +170,7 @@ TARGETS: Mapping[str, Target] = {
             packages=_TRTLLM,
             toolchain="trtllm",
             device_bound=True,
+            stores="pipelines.engine.trtllm_engine:storage",
         ),
         Target(
             name="trtllm_pytorch",
@@ -170,6 +181,7 @@ TARGETS: Mapping[str, Target] = {
             toolchain="trtllm",
             device_bound=True,
             deploys="pipelines.engine.trtllm.triton:files",
+            stores="pipelines.engine.trtllm_pytorch:storage",
         ),
         Target(
             name="remote",

@@ -16,6 +16,7 @@ from pydantic import Field, PositiveInt, field_validator
 
 from pipelines.config import Strict
 from pipelines.engine import smoke
+from pipelines.engine.memory import Storage
 from pipelines.engine.pairing import Pairing
 from pipelines.engine.smoke import Checks
 from pipelines.engine.trtllm import capacity, checks, commands, cross, flags, provenance, record, rules, split
@@ -116,6 +117,11 @@ def preflight(config: TrtllmEngineConfig, pairing: Pairing) -> list[Problem]:
         *capacity.memory(found),
         *_flag_problems(config),
     ]
+
+
+def storage(config: TrtllmEngineConfig, pairing: Pairing) -> Storage:
+    """How weights and cache lie in GPUs."""
+    return capacity.storage(_case(config, pairing), "auto")
 
 
 def redundant(config: TrtllmEngineConfig, scheme: Scheme) -> str | None:

@@ -15,6 +15,7 @@ from pydantic import Field, PositiveInt
 
 from pipelines.config import Strict
 from pipelines.engine import smoke
+from pipelines.engine.memory import Storage
 from pipelines.engine.pairing import Pairing
 from pipelines.engine.smoke import Checks
 from pipelines.engine.trtllm import capacity, checks, flags, provenance, record, split
@@ -127,6 +128,11 @@ def preflight(config: TrtllmPytorchConfig, pairing: Pairing) -> list[Problem]:
         *capacity.memory(found),
         *_flag_problems(config),
     ]
+
+
+def storage(config: TrtllmPytorchConfig, pairing: Pairing) -> Storage:
+    """How weights and cache lie in GPUs."""
+    return capacity.storage(_case(config, pairing), config.kv_cache.dtype)
 
 
 def redundant(config: TrtllmPytorchConfig, scheme: Scheme) -> str | None:

@@ -5,20 +5,18 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from pipelines.engine import vllm_formats
+from pipelines.engine import memory, vllm_formats
 from pipelines.engine.pairing import Pairing
 from pipelines.engine.traffic import prompt_too_long, queued, too_long
-from pipelines.engine.trtllm.case import weight_bytes
 from pipelines.errors import Problem, closest
 from pipelines.quantize.scheme import Misfit, Scheme, folded, matches, parse
 
 if TYPE_CHECKING:
     from pipelines.engine.vllm import VllmConfig
 
-GIB = 2**30
+GIB = memory.GIB
 SHOWN = 6
 HEAD = "lm_head"
-CACHE_BYTES = {"auto": 2, "fp8": 1}
 BLOCK = 128
 """Tokens in a block of the cache on processors; a request takes whole ones."""
 
@@ -32,7 +30,7 @@ def preflight(config: VllmConfig, pairing: Pairing) -> list[Problem]:
         *([] if scheme is None else _format(config, pairing, scheme)),
         *_lengths(config, pairing),
         *_cache(config, pairing),
-        *_memory(config, pairing, scheme),
+        *_memory(config, pairing),
     ]
 
 
@@ -107,12 +105,22 @@ def _lengths(config: VllmConfig, pairing: Pairing) -> Iterator[Problem]:
 
 def token_bytes(config: VllmConfig, pairing: Pairing) -> int:
     """What one token takes in the cache, 0 where the model's shape is unknown."""
-    sizes = [pairing.number(name) for name in ("hidden_size", "layers", "heads", "kv_heads")]
-    if not all(sizes):
-        return 0
-    hidden, layers, heads, kv_heads = (size or 1 for size in sizes)
-    wide = 4 if config.kv_cache_dtype == "auto" and config.dtype == "float32" else CACHE_BYTES[config.kv_cache_dtype]
-    return 2 * layers * kv_heads * (hidden // heads) * wide
+    return memory.token_bytes(pairing, _cache_number(config)) or 0
+
+
+def _cache_number(config: VllmConfig) -> float:
+    named = config.dtype if config.kv_cache_dtype == "auto" else config.kv_cache_dtype
+    return memory.WIDTHS.get(named, 2)
+
+
+def storage(config: VllmConfig, pairing: Pairing) -> memory.Storage:
+    """How weights and cache lie in the device; a cache of a given size is there from the start."""
+    del pairing
+    return memory.Storage(
+        "gpu" if config.device == "cuda" else "host", other=4 if config.dtype == "float32" else 2,
+        cache=_cache_number(config), slots=config.max_num_seqs, ranks=config.tp,
+        reserved=None if config.kv_cache_gib is None else int(config.kv_cache_gib * GIB / config.tp),
+    )  # fmt: skip
 
 
 def _cache(config: VllmConfig, pairing: Pairing) -> Iterator[Problem]:
@@ -135,11 +143,11 @@ def _cache(config: VllmConfig, pairing: Pairing) -> Iterator[Problem]:
         yield Problem("engine.kv_cache_gib", config.kv_cache_gib, message, f"{needed * each / GIB:.2g}")
 
 
-def _memory(config: VllmConfig, pairing: Pairing, scheme: Scheme | None) -> Iterator[Problem]:
+def _memory(config: VllmConfig, pairing: Pairing) -> Iterator[Problem]:
     """Weights and cache against the device; activations are left out."""
     gpu = config.device == "cuda"
     told = pairing.device.get("gpu_memory_gib" if gpu else "memory_gib")
-    weights = weight_bytes(pairing, scheme) / GIB / config.tp
+    weights = memory.weights_of(pairing, storage(config, pairing)) / GIB / config.tp
     if told is None or not weights:
         return
     usable = float(told) * (config.gpu_memory_utilization if gpu else 1)

@@ -26,7 +26,7 @@ _KEPT = re.compile(
 _PICKLES = (".bin", ".pt", ".pth", ".ckpt")
 _NUMBERS = (
     "hidden_size", "num_hidden_layers", "vocab_size", "max_position_embeddings", "num_attention_heads",
-    "num_key_value_heads",
+    "num_key_value_heads", "head_dim", "kv_lora_rank", "qk_rope_head_dim",
 )  # fmt: skip
 _HUB_ID = re.compile(r"^[\w.-]+/[\w.-]+$")
 _COMMIT = re.compile(r"^[0-9a-f]{40}$")
@@ -56,7 +56,8 @@ class ImportConfig(Strict):
 class Inspected:
     """What can be known of a checkpoint without loading its weights.
 
-    `fused_experts` are tensors that hold the matrices of all experts of a layer, so that none is a linear layer.
+    `fused_experts` are tensors that hold the matrices of all experts of a layer, so that none is a linear layer;
+    `kv_width` the numbers that a layer keeps of each token, 0 where that is unknown.
     """
 
     config: ImportConfig
@@ -71,6 +72,7 @@ class Inspected:
     max_positions: int
     heads: int = 0
     kv_heads: int = 0
+    kv_width: int = 0
     fused_experts: tuple[str, ...] = ()
 
     def facts(self) -> dict[str, Fact]:
@@ -85,6 +87,7 @@ class Inspected:
             "layers": self.layers or None,
             "heads": self.heads or None,
             "kv_heads": self.kv_heads or None,
+            "kv_width": self.kv_width or None,
         }
 
 
@@ -172,6 +175,7 @@ def _inspect_gguf(path: Path, config: CheckpointConfig, cache: DigestCache) -> I
         header.max_positions,
         header.heads,
         header.kv_heads,
+        2 * header.kv_heads * (header.hidden_size // header.heads) if header.heads else 0,
     )
 
 
@@ -218,8 +222,19 @@ def _inspect_directory(path: Path, config: CheckpointConfig, cache: DigestCache)
         int(model.get("max_position_embeddings") or 0),
         int(model.get("num_attention_heads") or 0),
         int(model.get("num_key_value_heads") or model.get("num_attention_heads") or 0),
+        _kv_width(model),
         tuple(name for name, t in tensors.items() if len(t.shape) > 2 and "experts" in name),
     )
+
+
+def _kv_width(model: Mapping[str, Any]) -> int:
+    """Keys and values of a token in one layer; of latent attention (DeepSeek's MLA) the latent and the rotary part."""
+    rank = int(model.get("kv_lora_rank") or 0)
+    if rank:
+        return rank + int(model.get("qk_rope_head_dim") or 0)
+    heads = int(model.get("num_attention_heads") or 0)
+    size = int(model.get("head_dim") or (int(model.get("hidden_size") or 0) // heads if heads else 0))
+    return 2 * int(model.get("num_key_value_heads") or heads) * size
 
 
 def _check_tokenizer(path: Path) -> None:

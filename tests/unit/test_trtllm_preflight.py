@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from pipelines.engine.pairing import Longest, Pairing, Workload
-from pipelines.engine.trtllm.case import Case, Limits, algorithm, case, weight_bytes
+from pipelines.engine.trtllm.case import Case, Limits, algorithm, case
 from pipelines.engine.trtllm.options import Gpu, KvCache, Plugins
 from pipelines.engine.trtllm_engine import TrtllmEngineConfig, preflight
 from pipelines.engine.trtllm_pytorch import TorchKvCache, TrtllmPytorchConfig
@@ -294,13 +294,6 @@ def test_layers_that_stay_as_they_are_need_no_groups() -> None:
 def test_schemes_have_the_library_s_names(scheme: str, method: str, algo: str | None) -> None:
     """QuantAlgo as mode.py has it."""
     assert algo == algorithm(parse(scheme), method)
-
-
-def test_weights_are_estimated_from_layers_and_scheme() -> None:
-    """One layer of 128 x 128 in 4 bits with groups of 64 is 8192 bytes of codes and 512 of scales; 1000 others 2000."""
-    made = Pairing({"parameters": 128 * 128 + 1000}, {"a.q_proj": (128, 128)})
-    assert 8192 + 512 + 2000 == weight_bytes(made, parse("W4A16_G64"))
-    assert (128 * 128 + 1000) * 2 == weight_bytes(made, None)
 
 
 def test_what_is_unknown_raises_nothing() -> None:

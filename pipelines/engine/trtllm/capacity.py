@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from pipelines.engine.memory import GIB, WIDTHS, Storage, weights_of
 from pipelines.engine.traffic import prompt_too_long, queued, too_long
 from pipelines.engine.trtllm import rules
-from pipelines.engine.trtllm.case import Case, weight_bytes
+from pipelines.engine.trtllm.case import Case
 from pipelines.errors import Problem
-
-GIB = 2**30
 
 
 def lengths(case: Case) -> Iterator[Problem]:
@@ -47,7 +46,7 @@ def scoring(case: Case, key: str, *, reuse: bool) -> Iterator[Problem]:
 
 def memory(case: Case) -> Iterator[Problem]:
     """GPUs, host and disk, by an estimate that leaves out activations and cache."""
-    weights = weight_bytes(case.pairing, case.scheme)
+    weights = weights_of(case.pairing, Storage("gpu"))
     yield from _gpu_memory(case, weights)
     if case.backend == "pytorch":
         return  # a bundle only links, and loads shard by shard
@@ -91,3 +90,13 @@ def cache(case: Case, dtype: str) -> Iterator[Problem]:
     if wanted == "nvfp4" and case.algo != "NVFP4":
         message = "an NVFP4 cache needs a ModelOpt checkpoint that was calibrated for it"
         yield Problem("engine.kv_cache.dtype", wanted, message, "auto or fp8")
+
+
+def storage(case: Case, dtype: str) -> Storage:
+    """How the runtime keeps weights and cache; `dtype` is the engine's setting of the cache."""
+    stored = case.scheme.kv if case.scheme is not None else None
+    wanted = (stored or "auto").lower() if dtype == "auto" else dtype
+    return Storage(
+        "gpu", cache=WIDTHS.get(wanted, 2), slots=case.limits.max_batch_size, ranks=case.ranks,
+        device_gib=None if case.gpu is None else case.gpu.memory_gib,
+    )  # fmt: skip

@@ -129,13 +129,3 @@ def gpu_of(device: Mapping[str, str]) -> Gpu | None:
         return None
     count = int(device.get("gpu_count", "1"))
     return Gpu(sm=min(map(int, sms.split(","))), count=count, memory_gib=float(memory))
-
-
-def weight_bytes(pairing: Pairing, scheme: Scheme | None) -> int:
-    """Estimate what the weights take: linear layers by their scheme with 2 bytes a scale, the rest at 2 bytes each."""
-    parameters = pairing.number("parameters") or 0
-    linear = sum(out * into for out, into in pairing.linear_shapes.values())
-    each = 2.0
-    if scheme is not None and scheme.quantized:
-        each = scheme.weight_bits / 8 + (2 / (scheme.group_size or 1) if scheme.granularity == "group" else 0)
-    return int(linear * each + max(parameters - linear, 0) * 2)
