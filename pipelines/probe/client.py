@@ -201,16 +201,16 @@ def _exchange(flight: Flight, zero: float, now_s: float) -> Exchange:
 
 
 @contextmanager
-def undisturbed(*, real_time: bool = True) -> Iterator[bool]:
+def undisturbed(*, real_time: bool = True, priority: int = 1) -> Iterator[bool]:
     """Keep the garbage collector out, and other processes if this one may ask for that, in the middle of a load.
 
     A client that has to wait for a CPU would count that wait as the server's. It takes little of one itself. Yields
-    whether the kernel agreed.
+    whether the kernel agreed. Of two such processes the one of higher `priority` goes first.
     """
     gc.collect()
     gc.freeze()
     gc.disable()
-    before = _ask_for_real_time() if real_time else None
+    before = _ask_for_real_time(priority) if real_time else None
     try:
         yield before is not None
     finally:
@@ -221,13 +221,13 @@ def undisturbed(*, real_time: bool = True) -> Iterator[bool]:
         gc.unfreeze()
 
 
-def _ask_for_real_time() -> int | None:
+def _ask_for_real_time(priority: int) -> int | None:
     """Ask the kernel to run this thread whenever it can; return the policy before, None if that was refused."""
     if not hasattr(os, "sched_setscheduler"):
         return None
     before = os.sched_getscheduler(0)
     try:
-        os.sched_setscheduler(0, os.SCHED_RR | os.SCHED_RESET_ON_FORK, os.sched_param(1))
+        os.sched_setscheduler(0, os.SCHED_RR | os.SCHED_RESET_ON_FORK, os.sched_param(priority))
     except OSError:
         return None
     return before

@@ -252,7 +252,7 @@ def main() -> None:
     parser.add_argument("--role", action="store_true")
     parser.add_argument("--usage", choices=USAGES, default="end")
     timing = Timing(**vars(parser.parse_args()))
-    with undisturbed(), asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+    with undisturbed(priority=2), asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         runner.run(serve(timing))
 
 
