@@ -71,18 +71,14 @@ def test_the_shipped_configuration_is_valid(opened: Open) -> None:
 
 
 def test_every_shipped_option_of_every_group_is_valid(opened: Open) -> None:
-    """All variants, engines, gates and probes in conf/ parse; all that is said is what does not go together here."""
+    """All variants, engines and gates in conf/ parse; all that is said is what does not go together here."""
     conf = Path(__file__).resolve().parents[2] / "conf"
-    names = {
-        group: sorted(p.stem for p in (conf / group).glob("*.yaml")) for group in ("variant", "engine", "gate", "probe")
-    }
+    names = {group: sorted(p.stem for p in (conf / group).glob("*.yaml")) for group in ("variant", "engine", "gate")}
     told = problems(opened, f"variant=[{','.join(names['variant'])}]", f"engine=[{','.join(names['engine'])}]")
     misfits = " in engine.", "does not divide both sides", "an image is pinned by its digest"
     assert [] == [p for p in told if not any(misfit in p for misfit in misfits)]
     for gate in names["gate"]:
         assert opened(f"gate={gate}").config.gate
-    for probe in names["probe"]:
-        assert opened(f"probe={probe}").config.probe
 
 
 def test_what_all_variants_have_against_an_engine_is_told_once(opened: Open) -> None:

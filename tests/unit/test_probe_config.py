@@ -30,6 +30,15 @@ def test_shipped_configurations_are_valid(path: Path) -> None:
     assert sources.read(pinned(config, [load(EvalsetConfig(path=str(EVALSETS / "ticket_json")))])).wanted
 
 
+@pytest.mark.parametrize("path", sorted((CONF_DIR / "gate").glob("*.yaml")), ids=lambda path: path.stem)
+def test_every_shipped_probe_goes_with_every_shipped_gate(path: Path) -> None:
+    """Each sends the profiles by which the gate compares, so that one can be changed without the other."""
+    gate = yaml.safe_load(path.read_text())
+    named = {gate[part]["profile"] for part in ("speed", "latency") if "profile" in gate.get(part, {})}
+    for probe in SHIPPED:
+        assert named <= {profile["name"] for profile in yaml.safe_load(probe.read_text())["profiles"]}
+
+
 @pytest.mark.parametrize("name", ["default", "quick"])
 def test_the_usual_probes_have_both_kinds_of_loop(name: str) -> None:
     """Latency under a fixed number in flight says nothing about arrivals that do not wait."""
