@@ -24,6 +24,8 @@ from pipelines.quantize.carry import carry_over
 
 RECORD, LOGS = "vllm.json", "logs"
 TOP_LOGPROBS = 20
+SERVER = "vllm.entrypoints.openai.api_server"
+"""What `vllm serve` starts too; that command asks for its own version by a name that the build for processors lacks."""
 Device = Literal["cpu", "cuda"]
 
 
@@ -106,9 +108,10 @@ def argv(record: Record, artifact: Path, port: int) -> list[str]:
     kept = record.kv_cache_memory_bytes
     memory = ["--kv-cache-memory-bytes", str(kept)] if kept else []
     return [
-        "vllm", "serve", str(artifact / record.model), "--served-model-name", record.model, "--host", "127.0.0.1",
-        "--port", str(port), "--dtype", record.dtype, "--max-model-len", str(record.max_model_len),
-        "--max-num-seqs", str(record.max_num_seqs), "--max-num-batched-tokens", str(record.max_num_batched_tokens),
+        "python3", "-m", SERVER, "--model", str(artifact / record.model), "--served-model-name", record.model,
+        "--host", "127.0.0.1", "--port", str(port), "--dtype", record.dtype,
+        "--max-model-len", str(record.max_model_len), "--max-num-seqs", str(record.max_num_seqs),
+        "--max-num-batched-tokens", str(record.max_num_batched_tokens),
         "--tensor-parallel-size", str(record.tensor_parallel_size), "--kv-cache-dtype", record.kv_cache_dtype,
         "--gpu-memory-utilization", str(record.gpu_memory_utilization), *memory,
         "--enable-prefix-caching" if record.enable_prefix_caching else "--no-enable-prefix-caching",

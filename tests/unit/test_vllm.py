@@ -202,7 +202,8 @@ def test_the_command_says_all_that_is_set(bundle: Path) -> None:
     """Loopback, lengths and cache are on the command line; threads and kernels in the environment."""
     argv, env = ROW.serve(bundle, 8123, 2)
     text = " ".join(argv)
-    assert text.startswith(f"vllm serve {bundle}/llama-abc123 --served-model-name llama-abc123 --host 127.0.0.1")
+    model = f"--model {bundle}/llama-abc123 --served-model-name llama-abc123 --host 127.0.0.1"
+    assert text.startswith(f"python3 -m vllm.entrypoints.openai.api_server {model}")
     for words in ("--port 8123", "--max-model-len 2048", "--kv-cache-memory-bytes 1073741824", "--enforce-eager",
                   "--generation-config vllm", "--enable-prefix-caching"):  # fmt: skip
         assert words in text
