@@ -48,6 +48,8 @@ def compare(
     if not ours or not theirs:
         who = "the reference" if not ours else "the candidate"
         problems.append(f"no requests of {who} under profile {rule.profile!r} that count")
+    if any(r.mode == "search" for r in (*ours, *theirs)):
+        problems.append(f"{rule.profile!r} searches: it tries other rates with each engine, and has a rate to compare")
     failed = sum(r.failed for r in (*ours, *theirs))
     if failed:
         problems.append(f"{failed} of {len(ours) + len(theirs)} requests failed")

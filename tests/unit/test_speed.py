@@ -98,6 +98,7 @@ def test_differences_cover_every_metric_that_both_have_and_leave_a_search_out() 
         ([], "no requests of the candidate under profile 'closed_1' that count"),
         (side("b", [row[:4] for row in ROUNDS]), "4 requests a round cannot bound p50, which takes 5"),
         (side("b", ROUNDS, prompt_id="x"), "20 of 20 requests ask another prompt of one side than of the other"),
+        (side("b", ROUNDS, mode="search"), "'closed_1' searches: it tries other rates with each engine"),
         (side("b", ROUNDS, output_tokens=19), "answers are 0.950 times as long as the reference's"),
     ],
 )
