@@ -48,7 +48,7 @@ from pipelines.stages import (
 from pipelines.track.connection import absolute_uri
 from pipelines.track.report import ReportConfig
 from pipelines.track.runs import TrackingConfig
-from pipelines.workload import pinned
+from pipelines.workload import pinned, probe_seconds
 
 SMALL_BASE = 2**30
 Inputs = Mapping[str, Step | tuple[Step, ...]]
@@ -281,7 +281,8 @@ def _latency(this: _Assembly, alive: tuple[CandidateSteps, ...]) -> Step | None:
         return None
     given = pinned(this.campaign.config.probe, this.campaign.evalsets)
     config = given.model_copy(update={"threads": given.threads or this.campaign.threads})
-    step = this.step(LATENCY, "latency of all engines", config, {"engines": tuple(c.built for c in alive)})
+    guessed, inputs = Estimate(probe_seconds(config, len(alive)), 0), {"engines": tuple(c.built for c in alive)}
+    step = this.step(LATENCY, "latency of all engines", config, inputs, guessed=guessed)
     return None if step.key in this.failures else step
 
 

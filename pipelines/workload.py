@@ -17,6 +17,7 @@ from pipelines.flow.store import digest_of, sha256_of
 from pipelines.intake.digests import DigestCache, text_sha256
 from pipelines.probe import profiles, prompts, rounds, sources
 from pipelines.probe.config import EvalPrompts, ProbeConfig
+from pipelines.probe.duration import expected_s
 from pipelines.probe.profiles import LoadProfile, Replay
 from pipelines.probe.prompts import Item, Message
 
@@ -65,6 +66,12 @@ def foresee(evalsets: Sequence[Evalset], probe: ProbeConfig, checkpoint: Path | 
         in_flight=max(map(profiles.widest, probe.profiles)),
         scored=tuple(e.name for e in evalsets if lengths.scores_prompts(e)),
     )
+
+
+def probe_seconds(probe: ProbeConfig, engines: int) -> float:
+    """Guess how long a pinned probe of so many engines takes."""
+    lines = sources.read(probe).traces
+    return engines * expected_s(probe, {name: trace[-1].at_s for name, trace in lines.items() if trace})
 
 
 def _pinned_profile(number: int, profile: LoadProfile, problems: list[Problem]) -> LoadProfile:
