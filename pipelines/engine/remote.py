@@ -52,8 +52,9 @@ class RemoteConfig(Strict):
     url: str = Field(default="", description="the API's address, its version included: https://host/v1")
     model: str = Field(min_length=1, description="the name the server has for the model")
     revision: str = Field(
-        min_length=1, description="what it serves now, in your words; change it when the server changes"
-    )
+        min_length=1, coerce_numbers_to_str=True,
+        description="what it serves now, in your words; change it when the server changes",
+    )  # fmt: skip
     api_key_env: str = Field(default="", description="environment variable that holds the key; empty: none is sent")
     max_length: int = Field(ge=16, description="tokens of a prompt with its answer that the deployment admits")
     served_on: str = Field(

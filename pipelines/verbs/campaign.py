@@ -28,6 +28,7 @@ from pipelines.flow.toolchain import CURRENT
 from pipelines.intake.calibration import leaking
 from pipelines.intake.heldout import listed
 from pipelines.track.connection import absolute_uri
+from pipelines.verbs import memory
 
 if TYPE_CHECKING:
     from pipelines.release.registry import Registry, Release
@@ -57,7 +58,9 @@ def plan(args: argparse.Namespace) -> Answer:
     assembled = assembly.assemble(campaign, {}, Timings(store).seconds)
     planned = flow_plan.plan(goals(assembled, "run"), store)
     resolved = [r for e in campaign.evalsets for r in _resolutions(campaign, e)]
+    taken = memory.footprints(campaign, assembled)
     _show_plan(planned, resolved, store.root, every=args.all)
+    memory.show(taken)
     _show_leaks(campaign)
     needed = [look(t) for t in planned.toolchains]
     _show_toolchains(needed)
@@ -70,6 +73,7 @@ def plan(args: argparse.Namespace) -> Answer:
         "unjudged": unjudged,
         "seconds": planned.seconds,
         "bytes": planned.size_bytes,
+        "serving_memory": memory.document(taken),
         "excluded_calibration_rows": list(campaign.calibration.excluded),
         "eval_sets": [r.model_dump(mode="json") for r in resolved],
     }

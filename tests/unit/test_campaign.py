@@ -21,8 +21,10 @@ from pipelines.flow.stage import Step
 from pipelines.release.champion import Champion
 from pipelines.stages import Assembled
 from pipelines.track.connection import absolute_uri
+from pipelines.verbs.memory import footprints
 
 Open = Callable[..., Campaign]
+FAR = ("engine.remote.url=https://host/v1", "engine.remote.model=m", "engine.remote.revision=1")
 
 
 @pytest.fixture
@@ -74,7 +76,8 @@ def test_every_shipped_option_of_every_group_is_valid(opened: Open) -> None:
     """All variants, engines and gates in conf/ parse; all that is said is what does not go together here."""
     conf = Path(__file__).resolve().parents[2] / "conf"
     names = {group: sorted(p.stem for p in (conf / group).glob("*.yaml")) for group in ("variant", "engine", "gate")}
-    told = problems(opened, f"variant=[{','.join(names['variant'])}]", f"engine=[{','.join(names['engine'])}]")
+    every = f"variant=[{','.join(names['variant'])}]", f"engine=[{','.join(names['engine'])}]"
+    told = problems(opened, *every, *FAR)
     misfits = " in engine.", "does not divide both sides", "an image is pinned by its digest"
     assert [] == [p for p in told if not any(misfit in p for misfit in misfits)]
     for gate in names["gate"]:
@@ -343,3 +346,28 @@ def test_the_reference_engine_is_scored_twice_on_part_of_the_items(opened: Open)
     assert () == assembled(opened("variant=[baseline]", "noise_floor.run=false")).noise
     lost = assembled(campaign, {made.noise[0].key: "no luck"})
     assert (made.noise[1:], None) == (lost.noise, lost.candidates[0].failure({made.noise[0].key: "no luck"}))
+
+
+def test_a_remote_engine_is_for_its_variant_alone(opened: Open) -> None:
+    """Beside an engine of ours it adds one candidate, and takes no memory that could be told."""
+    variants = "variant=[baseline,rtn_w4a16_g64]"
+    campaign = opened(variants, "engine=[ort_genai,remote]", *FAR)
+    made = assembled(campaign)
+    labels = ["baseline@ort_genai", "baseline@remote", "rtn_w4a16_g64@ort_genai"]
+    assert labels == [c.label for c in made.candidates]
+    assert {"baseline@ort_genai", "rtn_w4a16_g64@ort_genai"} == footprints(campaign, made).keys()
+    told = problems(opened, variants, "engine=[ort_genai,remote]", "engine.remote.url=host/v1")
+    assert ["engine.remote.model", "engine.remote.revision"] == [p.partition("=")[0] for p in told[:2]]
+
+
+def test_what_changes_at_a_remote_is_another_engine(opened: Open, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its revision enters the key; where its key is kept, and how long it may take, do not."""
+    monkeypatch.setenv("ACME_KEY", "sk-1")
+
+    def key(*overrides: str) -> str:
+        made = assembled(opened("variant=[baseline]", "engine=[remote]", *FAR, *overrides))
+        assert "sk-1" not in json.dumps(made.candidates[0].built.config_data)
+        return made.candidates[0].built.key
+
+    assert key() == key("engine.remote.api_key_env=ACME_KEY", "engine.remote.timeout_s=5")
+    assert 3 == len({key(), key("engine.remote.revision=2"), key("engine.remote.served_on=H100")})

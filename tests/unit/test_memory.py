@@ -14,6 +14,7 @@ from pipelines.engine.table import TARGETS
 from pipelines.flow.stage import resolve
 from pipelines.intake.checkpoint import _kv_width
 from pipelines.quantize.scheme import parse
+from pipelines.verbs.memory import document, show
 
 LLAMA_3_8B = {
     "layers": 32, "kv_width": 2 * 8 * 128, "parameters": 8_030_261_248, "scheme": "BF16",
@@ -127,3 +128,20 @@ def test_targets_keep_their_caches_their_own_way(target: str, given: dict[str, A
 def test_the_width_of_a_cache_is_read_from_a_checkpoint(base_checkpoint: Path) -> None:
     """The small real model: 3 heads of 64 numbers, keys and values."""
     assert 384 == _kv_width(json.loads((base_checkpoint / "config.json").read_text()))
+
+
+def test_plan_shows_who_takes_how_much_and_warns_of_too_much(capsys: pytest.CaptureFixture[str]) -> None:
+    """Bytes for machines; for people a line each, and a warning where all requests at once would not fit."""
+    pairing = Pairing(LLAMA_3_8B, device={"gpu_memory_gib": "24.0", "memory_gib": "64"}, workload=ASKED)
+    found = {"here": footprint(pairing, Storage("host")), "there": footprint(pairing, Storage("gpu"))}
+    told = json.loads(json.dumps(document(found)))
+    assert [("here", 131_072, 16 * GIB, True), ("there", 131_072, 16 * GIB, False)] == [
+        (one["candidate"], one["token"], one["cache"], one["fits"]) for one in told
+    ]
+    show(found)
+    said = capsys.readouterr().out
+    assert "16 x 8192" in said and "131,072 B" in said
+    assert "warning: there may take 31.0 GiB of the 24.0 GiB there are" in said.replace("\n", " ")
+    assert "warning: here" not in said
+    show({})
+    assert "" == capsys.readouterr().out
