@@ -681,3 +681,42 @@ def test_a_probe_without_a_column_is_no_evidence(tmp_path: Path, name: str, colu
         table(probe / file, [{k: v for k, v in row_.items() if (file, k) != (name, column)}])
     with pytest.raises(EvidenceError, match=rf"{name}: no column {column}; .* measure again"):
         evidence.read(scores=[], latency=probe, engines=[], variants=[])
+
+
+def with_blocks(root: Path, config: Mapping[str, object], **changes: object) -> Decision:
+    """The campaign's decision where two of the winner's three blocks are not like the others."""
+    settings, inputs, probe = campaign(root)
+    blocks = [block_row(letter * 16, turn, factor) | (changes if letter == "b" and turn else {})
+              for letter, (*_, factor, _native) in CAMPAIGN.items() for turn in range(3)]  # fmt: skip
+    table(probe / "blocks.parquet", blocks)
+    path = probe / "manifest.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"config": config}))
+    out = root / "out"
+    out.mkdir()
+    stage.run(
+        settings, out, scores=inputs["scores"], latency=probe, engines=inputs["engines"], variants=inputs["variants"]
+    )
+    return Decision.model_validate_json((out / "decision.json").read_bytes())
+
+
+@pytest.mark.parametrize(
+    ("changes", "told"),
+    [
+        ({"disturbed": "the GPU was slowed for its heat"}, "disturbed: the GPU was slowed for its heat"),
+        ({"steady": False}, "not steady after 8 warm-up requests"),
+        ({"partial": True}, "cut short"),
+    ],
+)
+def test_a_winner_whose_blocks_are_no_evidence_is_held(tmp_path: Path, changes: dict[str, object], told: str) -> None:
+    """One sound round of three is none to conclude from, and the reason is in the decision and its document."""
+    made = with_blocks(tmp_path, {}, **changes)
+    gptq = made.candidates[1]
+    assert ("hold", None) == (gptq.outcome, made.winner)
+    assert "no speed evidence: 1 round measured on both sides, at least 2 are needed" in gptq.reasons[0]
+    assert told in gptq.reasons[0]
+    assert f"| gptq | closed_1 | 1 | {told} |" in (tmp_path / "out" / "decision.md").read_text("utf-8")
+
+
+def test_disturbed_blocks_count_where_the_probe_was_told_to_keep_them(tmp_path: Path) -> None:
+    """The winner wins, as `probe.disturbed: kept` has it."""
+    assert "gptq" == with_blocks(tmp_path, {"disturbed": "kept"}, disturbed="hot").winner
