@@ -15,8 +15,7 @@ from collections.abc import Mapping, Sequence
 import peers
 from outcome import conclude, conditions
 
-from pipelines.probe import latency
-from pipelines.probe.selftest import Fidelity, Truth, known_server, measure
+from pipelines.probe.selftest import Fidelity, Truth, known_server, measure, middle_and_tail
 
 RATES = (20.0, 100.0, 300.0)
 TTFT_LIMIT, TPOT_LIMIT, CPU_LIMIT_MS = 0.03, 0.02, 1.2
@@ -128,9 +127,8 @@ def _medians(each: Sequence[Mapping[str, float]]) -> dict[str, float]:
 def _peer_row(figures: Mapping[str, float], truth: Sequence[Truth]) -> dict[str, float]:
     written = [one.written_s for one in truth]
     received = [one.received_s for one in truth]
-    ttft = sorted((w[0] - r) * 1e3 for w, r in zip(written, received, strict=True))
+    true_p50, true_p99 = middle_and_tail([(w[0] - r) * 1e3 for w, r in zip(written, received, strict=True)])
     tpot = statistics.mean((w[-1] - w[0]) * 1e3 / (len(w) - 1) for w in written)
-    true_p50, true_p99 = latency.percentile(ttft, 50) or ttft[0], latency.percentile(ttft, 99) or ttft[-1]
     return {
         "served": (len(received) - 1) / (received[-1] - received[0]), "ttft_p50": figures["ttft_p50"],
         "true_p50": true_p50, "ttft_p99": figures["ttft_p99"], "true_p99": true_p99,

@@ -164,23 +164,23 @@ def compare(
         requests=len(exchanges),
         failed=len(exchanges) - len(good),
         delivered=(len(arrived) - 1) / (arrived[-1] - arrived[0]),
-        ttft_ms=_middle_and_tail(ttft),
-        true_ttft_ms=_middle_and_tail(true_ttft),
-        ttft_error_ms=_middle_and_tail([a - b for a, b in zip(ttft, true_ttft, strict=True)]),
-        itl_error_ms=_middle_and_tail([abs(a - b) for a, b in zip(gaps, true_gaps, strict=True)]),
+        ttft_ms=middle_and_tail(ttft),
+        true_ttft_ms=middle_and_tail(true_ttft),
+        ttft_error_ms=middle_and_tail([a - b for a, b in zip(ttft, true_ttft, strict=True)]),
+        itl_error_ms=middle_and_tail([abs(a - b) for a, b in zip(gaps, true_gaps, strict=True)]),
         tpot_ms=math.fsum(gaps) / len(gaps),
         true_tpot_ms=math.fsum(true_gaps) / len(true_gaps),
-        lag_p99_ms=_middle_and_tail([(e.sent_s - e.scheduled_s) * 1e3 for e in exchanges])[1],
+        lag_p99_ms=middle_and_tail([(e.sent_s - e.scheduled_s) * 1e3 for e in exchanges])[1],
         cpu_ms=cpu_s / len(exchanges) * 1e3,
         events_per_s=len(good) * (TOKENS + 2) / ended,
         real_time=real_time,
     )
 
 
-def _middle_and_tail(values: Sequence[float]) -> tuple[float, float]:
+def middle_and_tail(values: Sequence[float]) -> tuple[float, float]:
     """p50 and p99; with under a hundred values the tail is the largest, since an error must not be hidden."""
-    ordered = sorted(values)
-    return latency.percentile(ordered, 50) or ordered[0], latency.percentile(ordered, 99) or ordered[-1]
+    p50, p99 = (latency.percentile(values, p) for p in (50, 99))
+    return min(values) if p50 is None else p50, max(values) if p99 is None else p99
 
 
 def conditions(found: Sequence[Fidelity]) -> Mapping[str, object]:
