@@ -102,7 +102,7 @@ def served(argv: Sequence[str], env: Mapping[str, str], port: int, log: Path, ti
 
     Raises:
         EnvironmentProblem: the command is not there.
-        StageFailed: it died or was not healthy in time, with its last words.
+        StageFailed: it died, was not healthy in time, or failed what the block asked, with its last words.
     """
     began = time.monotonic()
     with log.open("wb") as out:
@@ -120,7 +120,11 @@ def served(argv: Sequence[str], env: Mapping[str, str], port: int, log: Path, ti
                 if time.monotonic() - began > timeout_s:
                     raise StageFailed(f"{argv[0]}: not healthy after {timeout_s:g} s{last_words(log)}")
                 time.sleep(POLL_S)
-            yield time.monotonic() - began
+            ready_s = time.monotonic() - began
+            try:
+                yield ready_s
+            except StageFailed as error:
+                raise StageFailed(f"{error}{last_words(log)}") from None
         finally:
             _stop(process)
 
