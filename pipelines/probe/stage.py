@@ -45,27 +45,39 @@ def measure(
     prepared = prepare(config, engines)
     logs = out / "logs"
     logs.mkdir()
-    with _stopped_as_by_hand(), BandwidthProbe(threads, array_bytes) as bandwidth:
-        pace = Pace(prepared.rounds, len(engines), progress.report)
-        setup = turn.Setup(config, prepared.prompts, threads, bandwidth, serve, logs, pace)
-        turns = _all_turns(setup, engines, prepared.rounds)
+    with _stopped_as_by_hand():
+        with BandwidthProbe(threads, array_bytes) as bandwidth:
+            pace = Pace(prepared.rounds, len(engines), progress.report)
+            setup = turn.Setup(config, prepared.prompts, threads, bandwidth, serve, logs, pace)
+            turns = _all_turns(setup, engines, prepared.rounds)
+        return _kept(setup, out, turns)
+
+
+def _kept(setup: turn.Setup, out: Path, turns: dict[rows.Place, Turn]) -> Facts:
+    """Write the tables and sum them up.
+
+    Raises:
+        KeyboardInterrupt: Ctrl-C came before there was anything to keep.
+        StageFailed: no engine answered anything.
+    """
     requests = [row for taken in turns.values() for row in taken.requests]
     blocks = [row for taken in turns.values() for row in taken.blocks]
     if not any(row.ok for row in requests):
         if any(taken.interrupted for taken in turns.values()):
-            raise KeyboardInterrupt  # there is nothing to keep
+            raise KeyboardInterrupt
         raise StageFailed(_nothing_answered(requests, turns))
     tables.write(out, requests, blocks, [row for taken in turns.values() for row in taken.resources])
+    config = setup.config
     return {
         "rounds": config.rounds,
         "profiles": ",".join(profile.name for profile in config.profiles),
         "requests": len(requests),
         "failed_requests": sum(not row.ok for row in requests),
         "failed_engines": ",".join(sorted({row.engine for row in requests if not row.ok})),
-        "prompts": len(prepared.prompts.prompts),
+        "prompts": len(setup.prompts.prompts),
         "max_tokens": config.max_tokens,
         **tally.facts(requests, [effort for taken in turns.values() for effort in taken.efforts]),
-        "threads": threads,
+        "threads": setup.threads,
         "device": "; ".join(f"{name} {value}" for name, value in device.describe().items()),
         "started": blocks[0].started,
         "disturbed": config.disturbed,
@@ -127,12 +139,20 @@ def _nothing_answered(requests: Sequence[rows.RequestRow], turns: dict[rows.Plac
 
 @contextmanager
 def _stopped_as_by_hand() -> Iterator[None]:
-    """Let SIGTERM, which ends a stage, mean Ctrl-C, which the client lets go of its load at."""
+    """Let SIGTERM, which ends a stage, mean Ctrl-C, which the client lets go of its load at.
+
+    It counts once: what was measured is being written, and whoever is impatient has SIGKILL.
+    """
+
+    def stop(*_: object) -> None:
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+        signal.raise_signal(signal.SIGINT)
+
     if threading.current_thread() is not threading.main_thread():
         yield
         return
     by_hand = signal.signal(signal.SIGINT, signal.default_int_handler)
-    ending = signal.signal(signal.SIGTERM, lambda *_: signal.raise_signal(signal.SIGINT))
+    ending = signal.signal(signal.SIGTERM, stop)
     try:
         yield
     finally:

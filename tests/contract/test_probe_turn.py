@@ -152,11 +152,12 @@ def test_a_stopped_probe_keeps_what_was_measured(
         while len(shared_server.log("plain")) < begun + 2 + 4 + 6:
             time.sleep(0.02)
         os.kill(os.getpid(), ending)
+        for _ in range(8 if ending == signal.SIGTERM else 0):  # an impatient hand, or a parent that died as well
+            time.sleep(0.02)
+            os.kill(os.getpid(), ending)
 
     threading.Thread(target=stop, daemon=True).start()
-    began_s = time.monotonic()
     _, facts, out = probe(shared_server, tmp_path, ["plain-a", "plain-b"], rounds=1, profiles=profiles)
-    assert time.monotonic() - began_s < 14
     assert before is signal.getsignal(ending)
     assert (True, True) == (facts["partial"], facts["interrupted"])
     assert [("first", False), ("second", True)] == [(b["profile"], b["partial"]) for b in rows_of(out, "blocks")]
@@ -165,7 +166,8 @@ def test_a_stopped_probe_keeps_what_was_measured(
     assert 60 == len(second)
     assert second[0]["ok"]
     assert {None, "interrupted"} == {row["error"] for row in second}
-    assert rows_of(out, "resources")
+    assert sum(row["error"] == "interrupted" for row in second) > 30, "it did not wait for the schedule's end"
+    assert {"first", "second"} < {sample["profile"] for sample in rows_of(out, "resources")}
 
 
 def test_a_probe_that_is_stopped_before_anything_was_measured_leaves_nothing(
