@@ -6,8 +6,10 @@ import math
 import random
 from collections.abc import Sequence
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
+import yaml
 
 from pipelines.decide import drift, latencies, phases, resources, stats, throughput
 from pipelines.decide.gate import LagRule, Slo
@@ -344,3 +346,14 @@ def test_tables_say_not_available_rather_than_nothing() -> None:
         found["Client and counts"].rows[0][6],
         found["Client and counts"].rows[0][-1],
     )
+
+
+PROBES = sorted((Path(__file__).parents[2] / "conf" / "probe").glob("*.yaml"))
+
+
+@pytest.mark.parametrize("conf", PROBES, ids=lambda path: str(path.stem))
+def test_shipped_gates_compare_by_a_profile_of_one_input_length(conf: Path) -> None:
+    """Requests of several buckets would each need to bound the percentile by themselves."""
+    gate = yaml.safe_load((conf.parents[1] / "gate" / "default.yaml").read_text("utf-8"))
+    by_name = {p["name"]: p for p in yaml.safe_load(conf.read_text("utf-8"))["profiles"]}
+    assert {"<=128"} == {by_name[gate[rule]["profile"]]["bucket"] for rule in ("speed", "latency")}
