@@ -106,6 +106,10 @@ class _Turn:
         """Warm up, then send every load; none is sent to a server that answered no warm-up request."""
         endpoint, config = self.served.endpoint, self.setup.config
         can = endpoint.capabilities
+        if not can.stream:
+            raise EndpointError(
+                f"{endpoint.base_url}: it streams no answers with usage, so nobody can tell when tokens came"
+            )
         address = Address(
             endpoint.base_url, endpoint.model, can.ignore_eos, can.token_ids, endpoint.headers, endpoint.prompt
         )

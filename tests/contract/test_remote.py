@@ -231,3 +231,14 @@ def test_it_is_probed_like_any_other(
     assert {None} == {row["peak_rss_bytes"] for row in pq.read_table(out / "blocks.parquet").to_pylist()}
     streamed = [body["prompt"] for body in gateway.seen if body.get("stream")]
     assert len(streamed) >= 12 and all(isinstance(prompt, str) for prompt in streamed)
+
+
+def test_a_server_that_does_not_stream_is_not_measured(start: Start, build: Build, tmp_path: Path) -> None:
+    """Whole answers have no first token; the reason is told, not a broken stream for every request."""
+    engine, facts = build(start(refuses=("stream_options",)))
+    assert not facts["stream"]
+    (tmp_path / "requests.jsonl").write_text('{"text": "one"}\n')
+    (tmp_path / "latency").mkdir()
+    config = probe_config(prompts=str(tmp_path / "requests.jsonl"), rounds=1)
+    with pytest.raises(StageFailed, match="it streams no answers with usage"):
+        stage.measure(config, tmp_path / "latency", [engine], serve, array_bytes=2**20)

@@ -88,7 +88,7 @@ def running(pid: int) -> bool:
 
 def noted(engine: Path, word: str) -> int:
     """Wait for `word N` among the notes; give N."""
-    deadline = time.monotonic() + 10
+    deadline = time.monotonic() + 30
     while time.monotonic() < deadline:
         notes = engine / "notes"
         for line in notes.read_text().splitlines() if notes.is_file() else ():
@@ -113,7 +113,7 @@ def test_a_server_that_ignores_the_polite_signal_is_killed_after_its_grace(engin
     where = engine('signal.signal(signal.SIGTERM, signal.SIG_IGN); note(f"pid {os.getpid()}")', grace_s=0.5)
     with serving.serve(where, threads=1) as served:
         began = time.monotonic()
-    assert 0.5 <= time.monotonic() - began < 5
+    assert 0.5 <= time.monotonic() - began < 30
     assert served.pid is not None and not running(served.pid)
 
 
@@ -151,11 +151,11 @@ def test_a_server_that_dies_is_told_with_its_last_words(engine: Serve) -> None:
 
 def test_a_server_that_never_answers_is_given_up(engine: Serve) -> None:
     """The card says how long it may take; then it is ended, and the error has what it said last."""
-    where = engine('note(f"pid {os.getpid()}"); print("loading", flush=True); time.sleep(60)', startup_timeout_s=1.0)
+    where = engine('note(f"pid {os.getpid()}"); print("loading", flush=True); time.sleep(60)', startup_timeout_s=5.0)
     began = time.monotonic()
     with pytest.raises(EndpointError, match=r"(?s)did not answer in time.*loading"), serving.serve(where, threads=1):
         pass
-    assert 1 <= time.monotonic() - began < 10
+    assert 5 <= time.monotonic() - began < 40
 
 
 def test_a_port_that_somebody_takes_is_no_failure_of_the_engine(engine: Serve, monkeypatch: pytest.MonkeyPatch) -> None:
