@@ -19,7 +19,7 @@ STEP = Step(Stage("latency", "latency", 1, "", ""), "latency of all engines", St
 def screen(monkeypatch: pytest.MonkeyPatch) -> io.StringIO:
     """Where a terminal of 200 columns writes."""
     written = io.StringIO()
-    console = Console(file=written, force_terminal=True, width=200)
+    console = Console(file=written, force_terminal=True, width=200, highlight=False)
     monkeypatch.setattr(terminal, "console", lambda *, stderr=False: console)
     return written
 
