@@ -65,7 +65,8 @@ class Endpoint:
     """Client of one server. `base_url` includes the API's version (http://127.0.0.1:8000/v1).
 
     `headers` go with every request; what they hold never shows in an error. `text_of` writes token ids for a server
-    that takes text only; whether it read the same tokens shows in its counts.
+    that takes text only; whether it read the same tokens shows in its counts. `admits` is what the server says it holds
+    of a prompt with its answer (max_model_len), known once it is ready, None where it says nothing.
     """
 
     def __init__(
@@ -82,6 +83,7 @@ class Endpoint:
         self.model = model
         self.capabilities = capabilities
         self.headers = dict(headers or {})
+        self.admits: int | None = None
         self._text_of = text_of
         self._client = httpx.Client(timeout=timeout_s, trust_env=False, transport=transport, headers=self.headers)
 
@@ -119,11 +121,13 @@ class Endpoint:
         if response.status_code != httpx.codes.OK:
             raise EndpointError(f"{url}: status {response.status_code}: {self._told(response)}")
         try:
-            names = [str(model["id"]) for model in response.json()["data"]]
-        except (ValueError, KeyError, TypeError):
+            listed = {str(model["id"]): model.get("max_model_len") for model in response.json()["data"]}
+        except (ValueError, KeyError, TypeError, AttributeError):
             raise self._nonsense(f"no list of models: {_brief(response.text)}") from None
-        if self.model not in names:
-            raise EndpointError(f"{url}: no model {self.model!r} there; {closest(self.model, names)}")
+        if self.model not in listed:
+            raise EndpointError(f"{url}: no model {self.model!r} there; {closest(self.model, listed)}")
+        admits = listed[self.model]
+        self.admits = admits if isinstance(admits, int) else None
         return ""
 
     def score(self, prompts: Sequence[Sequence[int]], starts: Sequence[int] | None = None) -> list[TokenScore]:

@@ -140,6 +140,9 @@ def build(config: RemoteConfig, out: Path, *, variant: Path, reference: Path) ->
     wording = Wording.of(out)
     with closing(_client(config, Capabilities(), None, wording)) as anyone:
         ready_s = _wait(anyone, config.timeout_s)
+        if anyone.admits is not None and anyone.admits < config.max_length:
+            told = f"engine.max_length={config.max_length}, but the server admits {anyone.admits} (max_model_len)"
+            raise EndpointError(f"{config.url}: {told}; longer requests would be refused or cut")
     report(1, STEPS, "server")
     found = _asked(config, variant, wording)
     record = Record(

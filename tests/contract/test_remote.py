@@ -242,3 +242,11 @@ def test_a_server_that_does_not_stream_is_not_measured(start: Start, build: Buil
     config = probe_config(prompts=str(tmp_path / "requests.jsonl"), rounds=1)
     with pytest.raises(StageFailed, match="it streams no answers with usage"):
         stage.measure(config, tmp_path / "latency", [engine], serve, array_bytes=2**20)
+
+
+def test_a_server_that_admits_less_than_was_said_is_told(start: Start, build: Build) -> None:
+    """Its own list says 256 tokens, so a campaign that counts on 257 ends before anything is scored or cut."""
+    with pytest.raises(EndpointError, match=r"engine.max_length=257, but the server admits 256 \(max_model_len\)"):
+        build(start(), max_length=257)
+    _, facts = build(start(), max_length=256)
+    assert facts["token_prompts"]
