@@ -50,6 +50,7 @@ class Connections:
         self._port = where.port or (80 if self._tls is None else 443)
         self._timeout_s = timeout_s
         self._head = _head(where.path or "/", where.query, where.netloc.rpartition("@")[2], headers)
+        self._stale: list[Connection] = []
         self._connecting: set[asyncio.Task[None]] = set()
 
     def send(self, flight: Flight) -> None:
@@ -58,10 +59,13 @@ class Connections:
         flight.timer = asyncio.get_running_loop().call_later(self._timeout_s, self._expire, flight)
         while self.idle:
             connection = self.idle.pop()
+            if connection.closing:
+                continue
             if connection.fresh(flight.sent_s):
                 connection.start(flight)
                 return
-            connection.close()
+            self._stale += [*self.idle, connection]  # those below were used even earlier
+            self.idle.clear()
         task = asyncio.get_running_loop().create_task(self._connect(flight))
         self._connecting.add(task)
         task.add_done_callback(self._connecting.discard)
@@ -75,6 +79,8 @@ class Connections:
         flight.ended_s, flight.failure, flight.connection = at_s, failure, None
         if flight.timer is not None:
             flight.timer.cancel()
+        if self._stale:  # one at a time: closing many at once would hold up whatever arrives meanwhile
+            self._stale.pop().close()
         flight.landed()
 
     async def close(self) -> None:
@@ -127,9 +133,14 @@ class Connection(asyncio.Protocol):
         flight.connection = self
         self._transport.write(self._owner.request(flight.body))
 
+    @property
+    def closing(self) -> bool:
+        """Whether it is on its way out, or gone."""
+        return self._transport.is_closing()
+
     def fresh(self, now_s: float) -> bool:
         """Whether the server surely keeps this connection open still."""
-        return now_s - self._used_s < KEEPALIVE_S and not self._transport.is_closing()
+        return now_s - self._used_s < KEEPALIVE_S
 
     def close(self) -> None:
         """Close at once; what is on its way is nobody's any more."""

@@ -344,6 +344,19 @@ def test_options_are_asked_only_where_they_are_known() -> None:
     assert not {"ignore_eos", "return_token_ids"} & bodies[1].keys()
 
 
+def test_connections_that_lay_idle_are_not_trusted(shared_server: TimedServer) -> None:
+    """After a while new connections are made, and the old ones are let go; by a clock that jumps ten seconds."""
+    ahead = [0.0]
+    address = shared_server.address("plain")
+    requests = [Request(completion_body(address, [k], 2), 0.0) for k in range(12)]
+    with Client(address.base_url, timeout_s=30.0, clock=lambda: time.monotonic() + ahead[0]) as client:
+        found = []
+        for _ in range(3):
+            found += client.run(requests).exchanges
+            ahead[0] += 10.0
+    assert [None] * 36 == [row_of(exchange, OPEN).error for exchange in found]
+
+
 def test_headers_are_sent_and_not_shown(shared_server: TimedServer) -> None:
     """A key goes with every request and is in no text that an address is shown by."""
     address = replace(shared_server.address("guarded"), headers={"Authorization": "Bearer sesame"})
