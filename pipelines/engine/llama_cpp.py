@@ -35,6 +35,7 @@ from pipelines.quantize.shards import quantization_config
 if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
+    from tokenizers import Tokenizer
 
     from pipelines.divergence.reading import Ranks
 
@@ -201,7 +202,9 @@ def _hold(config: LlamaCppConfig, model: Path, checkpoint: Reading, arithmetic: 
 
 def _ranks(config: LlamaCppConfig, model: Path, windows: Sequence[Window]) -> Iterator[Ranks]:
     import llama_cpp
+    from tokenizers import Tokenizer
 
+    tokenizer = Tokenizer.from_file(str(model.parent / "tokenizer.json"))
     longest = max(len(window.ids) for window in windows)
     given: dict[str, Any] = {"n_ctx": longest, "n_batch": longest, "n_ubatch": longest, "logits_all": True}
     threads = config.threads or len(os.sched_getaffinity(0))
@@ -209,11 +212,23 @@ def _ranks(config: LlamaCppConfig, model: Path, windows: Sequence[Window]) -> It
     with closing(loaded):
         for done, window in enumerate(windows):
             report(done, len(windows), "windows read")
+            _refuse_other_words(loaded, window.ids, tokenizer)
             loaded.reset()
             loaded.eval(list(window.ids))
             logits: NDArray[np.float32] = loaded.scores[window.start - 1 : len(window.ids) - 1]
             yield reading.rank(logits, window.true)
     report(len(windows), len(windows), "windows read")
+
+
+def _refuse_other_words(loaded: Any, ids: Sequence[int], tokenizer: Tokenizer) -> None:
+    """A converter that takes one kind of tokenizer for another writes a file that predicts well and speaks nonsense."""
+    ours = tokenizer.decode(list(ids), skip_special_tokens=False)
+    theirs = loaded.detokenize(list(ids), special=True).decode(errors="replace")
+    if "".join(ours.split()) != "".join(theirs.split()):
+        raise StageFailed(
+            f"{FILE} writes other texts than the checkpoint's tokenizer for the same ids: {theirs[:60]!r}, not "
+            f"{ours[:60]!r}; answers would be garbled"
+        )
 
 
 def _refuse_noise(config: LlamaCppConfig, row: Row, base: float) -> None:

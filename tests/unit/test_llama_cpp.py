@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import json
 from pathlib import Path
 
 import pytest
@@ -14,7 +15,9 @@ from pipelines.engine.pairing import Longest, Pairing, Workload
 from pipelines.engine.table import TARGETS
 from pipelines.errors import StageFailed
 from pipelines.quantize.gguf import GgufConfig
+from pipelines.quantize.gguf_convert import stage
 from pipelines.quantize.gguf_saved import Held, Saved, other_types, rows
+from pipelines.quantize.gguf_script import cuts_as_gpt2
 from pipelines.quantize.scheme import misfit_problems, parse
 from pipelines.quantize.table import QUANTIZERS
 
@@ -121,6 +124,75 @@ def test_a_head_may_be_spared_by_name_of_the_option_only() -> None:
     assert ("kept", "quantize_output_tensor is false") == (head.scheme, head.reason)
     with pytest.raises(StageFailed):
         list(rows(one, HEAD, mixed("Q8_0")))
+
+
+@pytest.mark.parametrize(
+    ("rules", "left"),
+    [
+        ({"type": "ByteLevel"}, False),
+        ({"type": "Sequence", "pretokenizers": [{"type": "Digits"}, {"type": "ByteLevel"}]}, False),
+        ({"type": "Metaspace"}, True),
+        (None, True),
+    ],
+)
+def test_the_converter_is_not_left_to_guess(tmp_path: Path, rules: dict[str, object] | None, left: bool) -> None:
+    """A tokenizer of bytes loses the key by which it was taken for one of words; the end token is the checkpoint's."""
+    base, staged = tmp_path / "base", tmp_path / "staged"
+    for path in (base, staged):
+        path.mkdir()
+    tokenizer = {
+        "model": {"type": "BPE", "byte_fallback": True, "vocab": {"a": 0}}, "pre_tokenizer": rules,
+        "added_tokens": [{"id": 1, "content": "<start>"}, {"id": 2, "content": "<end>"}],
+    }  # fmt: skip
+    files = {
+        "tokenizer.json": tokenizer, "tokenizer_config.json": {"eos_token": "<start>", "x": 1},
+        "config.json": {"eos_token_id": 1}, "generation_config.json": {"eos_token_id": [2, 1]},
+    }  # fmt: skip
+    for name, data in files.items():
+        (base / name).write_text(json.dumps(data))
+    stage(base, staged)
+    assert left == json.loads((staged / "tokenizer.json").read_text())["model"]["byte_fallback"]
+    assert {"eos_token": "<end>", "x": 1} == json.loads((staged / "tokenizer_config.json").read_text())
+    assert (staged / "config.json").is_symlink()
+    assert files["tokenizer.json"] == json.loads((base / "tokenizer.json").read_text())
+
+
+def test_only_a_plain_rule_is_called_gpt2s(tmp_path: Path) -> None:
+    """GPT-2's expression alone has that name; with anything before it, it is another rule."""
+    file, said = tmp_path / "tokenizer.json", []
+    for rule in (
+        {"type": "ByteLevel", "use_regex": True, "add_prefix_space": False},
+        {"type": "ByteLevel", "use_regex": False},
+        {"type": "ByteLevel", "use_regex": True, "add_prefix_space": True},
+        {"type": "Sequence", "pretokenizers": []},
+        None,
+    ):
+        file.write_text(json.dumps({"pre_tokenizer": rule}))
+        said.append(cuts_as_gpt2(file))
+    assert [True, False, False, False, False] == said
+
+
+class Speaking:
+    """A loaded file that writes the ids as it was converted to."""
+
+    def __init__(self, text: str) -> None:
+        self.text = text
+
+    def detokenize(self, ids: list[int], *, special: bool) -> bytes:
+        return self.text.encode()
+
+
+def test_a_file_that_speaks_nonsense_is_no_engine() -> None:
+    """Undecoded byte symbols are another text; spaces at its ends are none."""
+
+    class Words:
+        def decode(self, ids: list[int], *, skip_special_tokens: bool) -> str:
+            return " Paris is"
+
+    refuse = llama_cpp._refuse_other_words
+    refuse(Speaking("Paris is"), [1, 2], Words())  # type: ignore[arg-type]
+    with pytest.raises(StageFailed, match="answers would be garbled"):
+        refuse(Speaking("\u0120Paris\u0120is"), [1, 2], Words())  # type: ignore[arg-type]
 
 
 def test_file_types_are_schemes() -> None:
