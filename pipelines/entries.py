@@ -13,7 +13,7 @@ from pipelines.config import problems_of
 from pipelines.engine.pairing import Pairing, Workload
 from pipelines.engine.table import TARGETS, Target
 from pipelines.errors import Problem, closest
-from pipelines.flow.device import describe
+from pipelines.flow.device import describe, vectors
 from pipelines.flow.placement import Placement
 from pipelines.flow.stage import resolve
 from pipelines.flow.toolchain import Toolchain
@@ -156,7 +156,8 @@ def pairing(variant: Variant, base: Inspected, workload: Workload, free: int) ->
     row = variant.row
     known = {**base.facts(), "quantizer": row.name, "scheme": str(variant.scheme), **row.promises(variant.config)}
     ignored = tuple(getattr(variant.config, "ignore", ()))
-    return Pairing(known, base.linear_shapes, describe(), workload, free, ignored)
+    device = {**describe(), "vectors": vectors()}
+    return Pairing(known, base.linear_shapes, device, workload, free, ignored)
 
 
 def preflight(variant: Variant, engines: list[Engine], pairing: Pairing) -> Iterator[tuple[str, str, Problem]]:

@@ -43,7 +43,7 @@ class Pairing:
     unknown is None or absent.
     linear_shapes: (out_features, in_features) of each linear layer by module name; `ignored` names, or matches with
     re:, those that the variant leaves as they are.
-    device: as `flow.device.describe` has it. free_bytes: on the disk that artifacts go to.
+    device: as `flow.device.describe` has it, and `vectors`. free_bytes: on the disk that artifacts go to.
     """
 
     facts: Mapping[str, Fact] = field(default_factory=dict)

@@ -27,8 +27,8 @@ def refused(method: str, scheme: Scheme, algorithm: str | None) -> str:
     return ""
 
 
-def refused_on_cpu(method: str, scheme: Scheme, *, reordered: bool) -> str:
-    """Why vLLM has no kernel on processors for it, "" where it has."""
+def refused_on_cpu(method: str, scheme: Scheme, *, reordered: bool, vectors: str) -> str:
+    """Why vLLM has no kernel on processors for it, "" where it has. `vectors`: as `flow.device.vectors` has it."""
     if not scheme.quantized:
         return ""
     if scheme.fp4:
@@ -39,6 +39,8 @@ def refused_on_cpu(method: str, scheme: Scheme, *, reordered: bool) -> str:
         return "vLLM has no kernel on processors for 8-bit weights with 16-bit activations"
     if scheme.weight_bits == 4 and scheme.activation_bits is not None:
         return "vLLM has no kernel on processors for 4-bit weights with 8-bit activations"
+    if scheme.weight_bits == 4 and vectors == "avx2":
+        return "vLLM's kernel for 4-bit weights takes AVX-512, which this processor lacks: it would fail at work"
     if reordered:
         return "vLLM's kernel on processors does not reorder columns (desc_act)"
     return ""

@@ -67,7 +67,8 @@ def _format(config: VllmConfig, pairing: Pairing, scheme: Scheme) -> Iterator[Pr
         return
     why = vllm_formats.refused(method, scheme, pairing.text("quant_algo"))
     if not why and config.device == "cpu":
-        why = vllm_formats.refused_on_cpu(method, scheme, reordered=pairing.facts.get("desc_act") is True)
+        reordered, vectors = pairing.facts.get("desc_act") is True, pairing.device.get("vectors", "")
+        why = vllm_formats.refused_on_cpu(method, scheme, reordered=reordered, vectors=vectors)
     elif not why and sm is not None:
         why = vllm_formats.refused_on_gpu(method, sm)
     if why:
@@ -105,20 +106,22 @@ def _lengths(config: VllmConfig, pairing: Pairing) -> Iterator[Problem]:
 
 def token_bytes(config: VllmConfig, pairing: Pairing) -> int:
     """What one token takes in the cache, 0 where the model's shape is unknown."""
-    return memory.token_bytes(pairing, _cache_number(config)) or 0
+    return memory.token_bytes(pairing, _cache_number(config, pairing)) or 0
 
 
-def _cache_number(config: VllmConfig) -> float:
-    named = config.dtype if config.kv_cache_dtype == "auto" else config.kv_cache_dtype
-    return memory.WIDTHS.get(named, 2)
+def _cache_number(config: VllmConfig, pairing: Pairing) -> float:
+    """Bytes of a number in the cache: as the setting says, else as the checkpoint does, else as activations are."""
+    named = pairing.text("scheme")
+    stored = None if named is None else parse(named.partition(",")[0]).kv
+    told = config.kv_cache_dtype if config.kv_cache_dtype != "auto" else (stored or config.dtype).lower()
+    return memory.WIDTHS.get(told, 2)
 
 
 def storage(config: VllmConfig, pairing: Pairing) -> memory.Storage:
     """How weights and cache lie in the device; a cache of a given size is there from the start."""
-    del pairing
     return memory.Storage(
         "gpu" if config.device == "cuda" else "host", other=4 if config.dtype == "float32" else 2,
-        cache=_cache_number(config), slots=config.max_num_seqs, ranks=config.tp,
+        cache=_cache_number(config, pairing), slots=config.max_num_seqs, ranks=config.tp,
         reserved=None if config.kv_cache_gib is None else int(config.kv_cache_gib * GIB / config.tp),
     )  # fmt: skip
 

@@ -92,6 +92,24 @@ def _cpu_name() -> str:
     return next((line.partition(":")[2].strip() for line in lines if line.startswith("model name")), platform.machine())
 
 
+@functools.cache
+def vectors() -> str:
+    """The widest vector instructions of the processor that engines choose kernels by: amx, avx512 or avx2; "" for none
+    of them, and where nothing tells."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        return ""
+    return widest_of(next((line for line in lines if line.startswith("flags")), ""))
+
+
+def widest_of(flags: str) -> str:
+    """The same of the flags that the kernel lists."""
+    told = set(flags.split())
+    widest = (("amx", "amx_tile"), ("avx512", "avx512f"), ("avx2", "avx2"))
+    return next((name for name, flag in widest if flag in told), "")
+
+
 def _memory_gib() -> str:
     return f"{os.sysconf('SC_PAGE_SIZE') * os.sysconf('SC_PHYS_PAGES') / 2**30:.0f}"
 

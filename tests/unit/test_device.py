@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from pipelines.flow.device import Gpu, _of_gpus, read_gpus
+import pytest
+
+from pipelines.flow.device import Gpu, _of_gpus, read_gpus, widest_of
 
 H100 = "NVIDIA H100 80GB HBM3, 9.0, 81559, 580.95.05\n"
 A100 = "NVIDIA A100-SXM4-40GB, 8.0, 40960, 580.95.05\n"
@@ -24,3 +26,18 @@ def test_what_an_old_driver_does_not_know_is_left_out() -> None:
     assert (Gpu("Tesla T4", None, None, "450.1"),) == read_gpus("Tesla T4, [N/A], [N/A], 450.1\n")
     assert () == read_gpus("No devices were found\n")
     assert {"gpu_count": "1", "driver": "450.1"} == _of_gpus(read_gpus("Tesla T4, [N/A], [N/A], 450.1\n"))
+
+
+@pytest.mark.parametrize(
+    ("flags", "widest"),
+    [
+        ("flags : fpu avx avx2 fma", "avx2"),
+        ("flags : avx2 avx512f avx512bw", "avx512"),
+        ("flags : avx2 avx512f amx_bf16 amx_tile", "amx"),
+        ("flags : fpu sse2", ""),
+        ("", ""),
+    ],
+)
+def test_the_widest_vectors_of_a_processor(flags: str, widest: str) -> None:
+    """As the kernel lists flags; without any there is nothing to tell."""
+    assert widest == widest_of(flags)

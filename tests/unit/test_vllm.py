@@ -86,6 +86,15 @@ def test_what_processors_cannot_run_is_told_first(facts: dict[str, Any], words: 
     assert words in problem
 
 
+def test_four_bits_take_avx_512() -> None:
+    """Without it the real library fails at its first answer; INT8 and the base run all the same."""
+    older, newer = ({**CPU, "vectors": name} for name in ("avx2", "avx512"))
+    (problem,) = said(config(), older, quant_method="compressed-tensors", scheme="W4A16_G64")
+    assert "takes AVX-512" in problem
+    assert [] == said(config(), older, quant_method="compressed-tensors", scheme="W8A8_INT8")
+    assert [] == said(config(), newer, quant_method="compressed-tensors", scheme="W4A16_G64")
+
+
 def test_layers_that_do_not_fit_the_tiles_are_named() -> None:
     """4-bit layers on processors have sides of multiples of 32; ignored ones and the head may have any."""
     pairing = Pairing({"quant_method": "gptq", "scheme": "W4A16_G8"}, {"a.q": (40, 64), "a.k": (64, 64), "b": (8, 8)},
