@@ -125,6 +125,16 @@ def test_targets_keep_their_caches_their_own_way(target: str, given: dict[str, A
     assert (place, cache) == (found.place, found.cache)
 
 
+@pytest.mark.parametrize("target", ["vllm", "trtllm_pytorch"])
+def test_a_scheme_that_stores_its_cache_in_fp8_halves_it(target: str) -> None:
+    """Without a setting of the engine, the checkpoint's own format counts."""
+    row, given = TARGETS[target], {"vllm": {"device": "cuda"}}.get(target, {})
+    config = resolve(row.config_type).model_validate(given)  # type: ignore[attr-defined]
+    facts = {"layers": 30, "kv_width": 384, "scheme": "W8A8_FP8_DYNAMIC_KVFP8"}
+    found = row.footprint(config, Pairing(facts))
+    assert found is not None and 11_520 == found.token
+
+
 def test_the_width_of_a_cache_is_read_from_a_checkpoint(base_checkpoint: Path) -> None:
     """The small real model: 3 heads of 64 numbers, keys and values."""
     assert 384 == _kv_width(json.loads((base_checkpoint / "config.json").read_text()))
