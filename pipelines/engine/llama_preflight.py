@@ -38,7 +38,7 @@ def _variant(pairing: Pairing) -> Iterator[Problem]:
 
 
 def _scoring(pairing: Pairing) -> Iterator[Problem]:
-    """llama-server refuses to echo a prompt, so there are no log-probabilities of one to be had."""
+    """llama-server does not echo prompts, so there are no log-probabilities of one to be had."""
     if pairing.workload.scored:
         message = "llama.cpp's server gives no log-probabilities of prompts, by which these eval sets are scored"
         allowed = "sets that generate answers, as evalset=[ticket_json,passage_qa], or another engine"
