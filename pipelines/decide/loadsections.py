@@ -172,12 +172,14 @@ def _curves(candidates: Sequence[Candidate], names: Names) -> Table:
             wanted = [phases.curve(c, profile, metric, p) for metric in metrics for p in (50.0, 99.0)]
             for points in zip(*wanted, strict=True):
                 t = points[0].throughput
+                name = shown(c, c.label) + ("" if t.evidence else NOT_EVIDENCE)
                 rows.append(
-                    (profile, t.bucket, shown(c, c.label), names.get((profile, t.phase), ""),
+                    (profile, points[0].bucket, name, names.get((profile, t.phase), ""),
                      str(t.requests), percent(t.success), f"{t.requests_per_s:.2f}", f"{t.output_tokens_per_s:.1f}",
                      *(number(p.latency, ".1f") for p in points), percent(t.within_slo))
                 )  # fmt: skip
-    return Table("Load curve", head, _grouped(rows, 3))
+    told = "Latencies are of one bucket of input lengths; all other columns are of the whole load that it was part of."
+    return Table("Load curve", head, _grouped(rows, 3), told)
 
 
 def _saturations(candidates: Sequence[Candidate]) -> Table:
@@ -191,7 +193,8 @@ def _saturations(candidates: Sequence[Candidate]) -> Table:
         "promise",
     )
     rows: Rows = [
-        (shown(c, c.label), s.profile, number(s.rate, ".3g") + (" at least" if s.at_least and s.rate else ""),
+        (shown(c, c.label) + ("" if s.evidence else NOT_EVIDENCE), s.profile,
+         number(s.rate, ".3g") + (" at least" if s.at_least and s.rate else ""),
          between(s.interval, ".3g"), ", ".join(number(r, ".3g") for r in s.by_round),
          ", ".join(number(r, ".3g") for r in s.failed_by_round), s.promise)
         for c in candidates for s in c.probed.saturations

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from pipelines.decide.model import Candidate
-from pipelines.decide.probed import Latency, MetricName, Throughput
+from pipelines.decide.probed import MetricName, Throughput
 
 Names = Mapping[tuple[str, int], str]
 
@@ -26,7 +26,10 @@ def _name(phase: int, figure: Throughput) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """One point of a load curve. `latency` is None where the phase has not enough requests for the percentile."""
+    """One point of a load curve: all that a phase delivered, and a percentile of one bucket of it.
+
+    latency is None where there are not enough requests for the percentile.
+    """
 
     phase: int
     bucket: str
@@ -36,16 +39,15 @@ class Load:
 
 def curve(one: Candidate, profile: str, metric: MetricName, percentile: float) -> list[Load]:
     """A candidate's phases of a profile, in the order of what was offered, apart by bucket."""
-    mine = [t for t in one.throughput if t.profile == profile]
-    several = {t.phase for t in mine if sum(o.phase == t.phase for o in mine) > 1}
-    found = []
-    for t in mine:
-        if t.bucket or t.phase not in several:
-            at = next((f for f in one.latency if _is(f, t, metric, percentile)), None)
-            found.append(Load(t.phase, t.bucket, t, at.value if at else None))
-    return sorted(found, key=lambda p: p.phase)
+    whole: dict[int, Throughput] = {}
+    for t in one.throughput:
+        if t.profile == profile:
+            whole.setdefault(t.phase, t)  # the row of all buckets comes first
+    mine = [f for f in one.latency if f.profile == profile and f.phase in whole]
+    at = {(f.phase, f.bucket): f.value for f in mine if (f.metric, f.percentile) == (metric, percentile)}
+    places = dict.fromkeys((f.phase, f.bucket) for f in mine)
+    return [Load(phase, bucket, whole[phase], at.get((phase, bucket))) for phase, bucket in sorted(places, key=_phase)]
 
 
-def _is(figure: Latency, t: Throughput, metric: MetricName, percentile: float) -> bool:
-    place = (figure.profile, figure.phase, figure.bucket, figure.metric, figure.percentile)
-    return place == (t.profile, t.phase, t.bucket, metric, percentile)
+def _phase(place: tuple[int, str]) -> int:
+    return place[0]

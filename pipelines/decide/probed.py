@@ -139,6 +139,7 @@ class Saturation(Strict):
     interval: Interval | None
     at_least: bool
     promise: str
+    evidence: bool = True
 
 
 class LeftOut(Strict):

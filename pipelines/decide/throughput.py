@@ -109,7 +109,8 @@ def saturation(measured: Measured, profile: str, limits: Limits) -> Saturation |
 
     A rate that fails caps the round: a higher one that happens to keep the promise does not count.
     """
-    rows = [r for r in measured.of(profile).sound.requests if r.mode == "search"]
+    counted, evidence = measured.shown(profile)
+    rows = [r for r in counted.requests if r.mode == "search"]
     if not rows or not limits.max_ms:
         return None
     rounds = sorted({r.round for r in rows})
@@ -129,6 +130,7 @@ def saturation(measured: Measured, profile: str, limits: Limits) -> Saturation |
         interval=interval,
         at_least=any(failed is None for _, failed in found),
         promise=limits.text,
+        evidence=evidence,
     )
 
 

@@ -37,8 +37,8 @@ def load_curves(decision: Decision, metric: MetricName) -> Iterator[Chart]:
     of its points have, p99 where they do."""
     named = phases.names(decision.candidates)
     for profile in dict.fromkeys(profile for profile, _ in named):
-        mine = [t for c in decision.candidates for t in c.throughput if t.profile == profile]
-        for bucket in dict.fromkeys(t.bucket for t in mine if t.bucket) or ("",):
+        mine = [f for c in decision.candidates for f in c.latency if f.profile == profile]
+        for bucket in dict.fromkeys(f.bucket for f in mine):
             percentile = max(PERCENTILES, key=lambda p: _known(decision, profile, bucket, metric, p))
             found = tuple(
                 line

@@ -178,6 +178,21 @@ def test_phases_have_walls_of_their_own() -> None:
     assert [1000.0, 1000.0] == [at.latency for at in phases.curve(shown, "closed_1", "e2e_ms", 50.0)]
 
 
+def test_a_load_curve_sets_the_latency_of_a_bucket_against_the_whole_load() -> None:
+    """Half of the requests of each step are long: they wait behind all of them, so the load is 2/s, not 1/s."""
+    rows = [
+        replace(r, mode="steps", phase=n // 20, rate=2.0 * (1 + n // 20), request=n, scheduled_s=float(n // 2),
+                e2e_ms=1000.0, **({"bucket": "128-1024", "input_tokens": 600} if n % 2 else {}))
+        for n, r in enumerate(sent(40))
+    ]  # fmt: skip
+    measured = Measured(rows)
+    one = candidate("v", latency=latencies.latencies(measured), throughput=throughput.throughputs(measured, {}))
+    points = phases.curve(one, "closed_1", "e2e_ms", 50.0)
+    assert [(0, "<=128", 2.0), (0, "128-1024", 2.0), (1, "<=128", 2.0), (1, "128-1024", 2.0)] == [
+        (p.phase, p.bucket, p.throughput.requests_per_s) for p in points
+    ]
+
+
 def searching(kept: dict[float, int], round_number: int = 0) -> list[Request]:
     """Ten requests at each rate, of which so many keep 100 ms."""
     return [
@@ -206,6 +221,8 @@ def test_a_search_that_never_failed_or_never_met_its_promise_says_so() -> None:
     assert high is not None and (2.0, True) == (pytest.approx(high.rate), high.at_least)
     assert low is not None and ((None,), None) == (low.by_round, low.rate)
     assert throughput.saturation(Measured(sent(5)), "closed_1", limits) is None
+    hot = throughput.saturation(Measured(searching({1.0: 10}), [block(disturbed="hot")]), "closed_1", limits)
+    assert hot is not None and not hot.evidence
 
 
 def test_what_a_search_promises_is_read_from_its_profile() -> None:
