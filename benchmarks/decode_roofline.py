@@ -1,4 +1,4 @@
-"""Decode speed of every engine as served, beside transformers in bfloat16 and, where installed, llama.cpp Q4_0.
+"""Decode speed of every engine as served, beside transformers in bfloat16 and, where its toolchain is, llama.cpp Q4_0.
 
 A decoded token reads all weights once, so tokens/s times bytes per token over memory bandwidth says how near the limit
 an engine is. The bandwidth is measured beside every figure, because it moves on a shared machine.
@@ -7,14 +7,12 @@ an engine is. The bandwidth is measured beside every figure, because it moves on
 from __future__ import annotations
 
 import argparse
-import importlib.util
 import json
 import os
 import statistics
-import tempfile
 import time
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -22,11 +20,19 @@ import httpx
 from engines import Built, build
 from outcome import conclude, conditions
 
+from pipelines.campaign import open_campaign
+from pipelines.compose import compose
 from pipelines.engine.serving import serve
+from pipelines.flow.inspection import look
 from pipelines.probe.bandwidth import BandwidthProbe
+from pipelines.quantize.gguf import FILE as GGUF
 
 VARIANTS = ("baseline", "awq_w4a16_g64_quick", "gptq_w4a16_g64_quick", "gptq_w4a16_g64_head")
 HF, LLAMA = "transformers bf16", "llama.cpp Q4_0"
+PEER = (
+    "experiment=demo", "engine=[llama_cpp]", "evalset=[ticket_json]", "variant=[baseline,gguf_q4_k_m]",
+    "variant.gguf_q4_k_m.scheme=Q4_0",
+)  # fmt: skip
 Decode = Callable[[list[int], int], float]
 
 
@@ -50,12 +56,13 @@ def main() -> None:
         ["experiment=demo", f"variant=[baseline,{','.join(v for v in variants if v != 'baseline')}]",
          "engine=[ort_genai,ort_genai_int8act]"]
     )  # fmt: skip
+    peer = _llama()
     os.environ.update(HF_HUB_OFFLINE="1")
     tokens, rounds = (24, 2) if quick else (64, 3)
     ids = _prompt(next(iter(built.values())).engine)
     with ExitStack() as stack:
         bandwidth = stack.enter_context(BandwidthProbe(threads))
-        runners = dict(_runners(built, threads, stack))
+        runners = dict(_runners(built, peer, threads, stack))
         for number in range(rounds):
             for name in list(runners)[:: 1 if number % 2 == 0 else -1]:
                 runner = runners[name]
@@ -78,7 +85,7 @@ def _report(runners: dict[str, Runner], built: dict[str, Built], threads: int, t
     exact = max(v for n, v in whole.items() if not n.endswith("int8act"))
     rounded = max(v for n, v in whole.items() if n.endswith("int8act"))
     fastest = max(rate[n] for n in quantized)
-    packages = ("onnxruntime", "torch", "transformers", "llama_cpp_python")
+    packages = ("onnxruntime", "torch", "transformers")
     spread = {n: (min(r.rates), max(r.rates)) for n, r in runners.items()}
     conclude(
         "decode_roofline",
@@ -100,18 +107,28 @@ def _prompt(engine: Path, length: int = 128) -> list[int]:
     return list(Tokenizer.from_file(str(engine / "tokenizer.json")).encode(joined).ids[:length])
 
 
-def _runners(built: dict[str, Built], threads: int, stack: ExitStack) -> Iterator[tuple[str, Runner]]:
+def _llama() -> dict[str, Built]:
+    """llama.cpp's Q4_0 of the same base, by its own quantization and server; none where its toolchain is not made."""
+    campaign = open_campaign(compose(PEER))
+    (toolchain,) = {engine.toolchain for engine in campaign.engines}
+    found = look(toolchain)
+    if found.state != "ready":
+        print(f"{LLAMA}: not run; toolchain {found.name}: {found.what} ({found.to_do})")
+        return {}
+    built, _ = build(PEER)
+    return {LLAMA: next(b for label, b in built.items() if label.startswith("gguf"))}
+
+
+def _runners(
+    built: dict[str, Built], peer: dict[str, Built], threads: int, stack: ExitStack
+) -> Iterator[tuple[str, Runner]]:
     baseline = next(b for label, b in built.items() if label.startswith("baseline"))
     size = sum(f.stat().st_size for f in baseline.checkpoint.glob("*.safetensors"))
     yield HF, Runner(_transformers(baseline.checkpoint, threads), float(size))
-    if importlib.util.find_spec("llama_cpp"):
-        yield LLAMA, stack.enter_context(_llama(baseline.checkpoint, threads))
-    for label, b in built.items():
+    for label, b in (built | peer).items():
         served = stack.enter_context(serve(b.engine, threads=threads))
-        yield (
-            label,
-            Runner(_endpoint(served.endpoint.base_url, served.endpoint.model), float(b.facts["bytes_per_token"] or 0)),
-        )
+        read = b.facts["bytes_per_token"] if label in built else (b.checkpoint / GGUF).stat().st_size
+        yield label, Runner(_endpoint(served.endpoint.base_url, served.endpoint.model), float(read or 0))
 
 
 def _endpoint(base_url: str, model: str) -> Decode:
@@ -157,34 +174,6 @@ def _transformers(checkpoint: Path, threads: int) -> Decode:
         return (tokens - 1) / (time.perf_counter() - began)
 
     return decode
-
-
-@contextmanager
-def _llama(checkpoint: Path, threads: int) -> Iterator[Runner]:
-    """llama.cpp's own Q4_0 of the same base, by its own converter script and quantizer where they are installed."""
-    import llama_cpp
-
-    gguf = os.environ.get("QUANTGATE_LLAMA_GGUF")
-    if gguf is None:
-        raise SystemExit(f"llama-cpp-python is installed: name a float16 GGUF of {checkpoint} in QUANTGATE_LLAMA_GGUF")
-    with tempfile.TemporaryDirectory() as scratch:
-        path = f"{scratch}/q4_0.gguf"
-        params = llama_cpp.llama_model_quantize_default_params()
-        params.ftype = llama_cpp.LLAMA_FTYPE_MOSTLY_Q4_0
-        llama_cpp.llama_model_quantize(gguf.encode(), path.encode(), params)
-        model = llama_cpp.Llama(path, n_ctx=512, n_threads=threads, n_threads_batch=threads, verbose=False)
-
-        def decode(ids: list[int], tokens: int) -> float:
-            model.reset()
-            stream = model.generate(ids, temp=0.0)
-            next(stream)
-            began = time.perf_counter()
-            for _ in range(tokens - 1):
-                next(stream)
-            return (tokens - 1) / (time.perf_counter() - began)
-
-        yield Runner(decode, float(Path(path).stat().st_size))
-        model.close()
 
 
 if __name__ == "__main__":
