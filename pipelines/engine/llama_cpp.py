@@ -108,7 +108,7 @@ def misplaced(engine: Path) -> list[Problem]:
 def capabilities(engine: Path) -> Capabilities:
     """It takes token ids and streams; asked to echo a prompt, it answers with a token of its own: it scores none."""
     del engine
-    return Capabilities(prompt_logprobs=False, top_logprobs=0, metrics="/metrics")
+    return Capabilities(prompt_logprobs=False, top_logprobs=0, keeps_connections=False, metrics="/metrics")
 
 
 def build(config: LlamaCppConfig, out: Path, *, variant: Path, reference: Path) -> dict[str, Fact]:

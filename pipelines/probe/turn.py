@@ -110,8 +110,9 @@ class _Turn:
             raise EndpointError(
                 f"{endpoint.base_url}: it streams no answers with usage, so nobody can tell when tokens came"
             )
+        headers = endpoint.headers | ({} if can.keeps_connections else {"Connection": "close"})
         address = Address(
-            endpoint.base_url, endpoint.model, can.ignore_eos, can.token_ids, endpoint.headers, endpoint.prompt
+            endpoint.base_url, endpoint.model, can.ignore_eos, can.token_ids, headers, endpoint.prompt
         )
         with self.sampler:
             self.sampler.wait()

@@ -65,7 +65,8 @@ def test_eval_sets_that_score_prompts_are_refused_by_name() -> None:
     assert ("evalset", ["support_intent", "heldout_text"]) == (problem.key, problem.value)
     assert "gives no log-probabilities of prompts" in problem.message
     assert [] == ROW.preflight(LlamaCppConfig(), Pairing(DEMO, workload=Workload(request=asked.request)))
-    assert not llama_cpp.capabilities(Path()).scores_prompts
+    can = llama_cpp.capabilities(Path())
+    assert (False, False, "/metrics") == (can.scores_prompts, can.keeps_connections, can.metrics)
 
 
 def test_a_request_must_fit_its_slot() -> None:
