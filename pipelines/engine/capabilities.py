@@ -13,8 +13,8 @@ class Capabilities:
     all logits of a prompt, from which the same numbers are computed here. logprob_start: it takes `logprob_start_len`
     and spares the work on earlier tokens. prompt_ranks: it takes `prompt_logprobs` and answers with log-probabilities
     by token id, which is then read instead of an echo. token_ids: asked for `return_token_ids`, its events carry the
-    ids of generated tokens. keeps_connections: it takes another request over the connection of a streamed answer, as its
-    headers say; where it does not, each request has one of its own. metrics: path of its Prometheus text ("/metrics"), "" where it has none.
+    ids of generated tokens. keeps_connections: it takes another request over the connection of a streamed answer; where
+    it does not, each has one of its own. metrics: path of its Prometheus text ("/metrics"), "" where it has none.
     """
 
     token_prompts: bool = True

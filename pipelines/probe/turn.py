@@ -111,9 +111,7 @@ class _Turn:
                 f"{endpoint.base_url}: it streams no answers with usage, so nobody can tell when tokens came"
             )
         headers = endpoint.headers | ({} if can.keeps_connections else {"Connection": "close"})
-        address = Address(
-            endpoint.base_url, endpoint.model, can.ignore_eos, can.token_ids, headers, endpoint.prompt
-        )
+        address = Address(endpoint.base_url, endpoint.model, can.ignore_eos, can.token_ids, headers, endpoint.prompt)
         with self.sampler:
             self.sampler.wait()
             self.idle_until_s = time.monotonic()
