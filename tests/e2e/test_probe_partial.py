@@ -21,7 +21,7 @@ from pipelines.probe.config import ProbeConfig
 from pipelines.stages import LATENCY
 from tests.short_model import first_layers
 
-pytestmark = [pytest.mark.e2e, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.e2e, pytest.mark.long, pytest.mark.timeout(600)]
 
 ROOT = Path(__file__).resolve().parents[2]
 ENGINE = Stage("engine", "engine.made", 1, "", "")
