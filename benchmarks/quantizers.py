@@ -26,7 +26,10 @@ from pipelines.terminal import Watcher
 
 QUICK = ("rtn_w4a16_g64", "fp8_dynamic")
 CONTROL = "llmcompressor_rtn"
-SETTINGS = ("calibration=quick", "held_out.windows=4", "evalset=[heldout_text]", "divergence.prompts=0")
+SETTINGS = (
+    "calibration=quick", "held_out.windows=4", "engine=[ort_genai,llama_cpp]", "evalset=[ticket_json]",
+    "divergence.prompts=0",
+)  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,6 +101,7 @@ def _opened(names: Sequence[str], overrides: Sequence[str]) -> tuple[dict[str, A
     """The campaign of these variants and their controls, without those that the base does not fit, which are told."""
     data = compose([*SETTINGS, *overrides, f"variant=[{','.join(['baseline', *names])}]"])
     data["variant"] |= _controls(data["variant"])
+    data["variant"] = {name: {"engines": ["ort_genai"], **given} for name, given in data["variant"].items()}
     refused = []
     for name in list(data["variant"]):
         alone = data | {"variant": {n: data["variant"][n] for n in {"baseline", name}}}

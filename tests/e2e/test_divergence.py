@@ -38,11 +38,11 @@ class Lab:
     def _closed(self, kind: str, name: str, facts: dict[str, object]) -> Path:
         return artifact(self.root / kind / name, kind, key_of(kind, name), facts)
 
-    def reference(self, name: str, variant: Path, base: Path | None = None) -> Path:
+    def reference(self, name: str, variant: Path, base: Path | None = None, bound: float = 5.0) -> Path:
         out = self.root / "reference" / name
         out.mkdir(parents=True)
         digest = hashlib.sha256(TEXT.read_bytes()).hexdigest()
-        config = ReferenceConfig(text_path=str(TEXT), text_sha256=digest, windows=3, length=96)
+        config = ReferenceConfig(text_path=str(TEXT), text_sha256=digest, windows=3, length=96, max_ratio=bound)
         return self._closed("reference", name, dict(run_reference(config, out, variant=variant, base=base)))
 
     def asked(self, name: str, variant: Path, base: Path | None = None) -> Path:
@@ -51,10 +51,11 @@ class Lab:
         config = AskedConfig(prompts=PROMPTS, tail=8, length=96)
         return self._closed("asked", name, dict(run_asked(config, out, variant=variant, base=base)))
 
-    def engine(self, name: str, variant: Path, reference: Path) -> Path:
+    def engine(self, name: str, variant: Path, reference: Path, bound: float = 5.0) -> Path:
         out = self.root / "engine" / name
         out.mkdir(parents=True)
-        facts = build(OrtGenaiConfig(check_tokens=96, max_ppl_ratio=5.0), out, variant=variant, reference=reference)
+        config = OrtGenaiConfig(check_tokens=96, max_ppl_ratio=bound)
+        facts = build(config, out, variant=variant, reference=reference)
         return self._closed("engine", name, dict(facts))
 
     def divergence(self, name: str, engine: Path, **inputs: Path) -> Path:
