@@ -6,14 +6,14 @@ import json
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, closing
 from dataclasses import dataclass, replace
-from typing import Any
-
-import httpx
+from typing import TYPE_CHECKING, Any
 
 from pipelines.config import Strict
 from pipelines.engine.capabilities import Capabilities
-from pipelines.engine.endpoint import Endpoint
 from pipelines.errors import EndpointError
+
+if TYPE_CHECKING:
+    from pipelines.engine.endpoint import Endpoint
 
 RANKS = (20, 5, 1)
 """How many alternatives are asked for until a server gives them: our own host's most, OpenAI's, one."""
@@ -152,6 +152,8 @@ def _streams(endpoint: Endpoint, prompt: Sequence[int]) -> Able:
 
 
 def _stream(endpoint: Endpoint, prompt: Sequence[int], more: dict[str, object]) -> list[dict[str, Any]]:
+    import httpx
+
     body = {
         "model": endpoint.model, "prompt": endpoint.prompt(prompt), "max_tokens": FEW, "temperature": 0, "stream": True,
         "stream_options": {"include_usage": True}, **more,

@@ -23,7 +23,6 @@ from pipelines.engine.asking import Declared, Found, Questions, ask
 from pipelines.engine.capabilities import Capabilities
 from pipelines.engine.card import EngineCard, end_tokens
 from pipelines.engine.chat import ChatTemplate
-from pipelines.engine.endpoint import Endpoint
 from pipelines.engine.pairing import Pairing
 from pipelines.engine.table import Elsewhere
 from pipelines.engine.traffic import too_long
@@ -35,6 +34,7 @@ from pipelines.quantize.carry import carry_over
 from pipelines.quantize.reference import load_tokens
 
 if TYPE_CHECKING:
+    from pipelines.engine.endpoint import Endpoint
     from pipelines.quantize.scheme import Scheme
 
 RECORD = "remote.json"
@@ -172,6 +172,8 @@ def build(config: RemoteConfig, out: Path, *, variant: Path, reference: Path) ->
 
 
 def _client(config: RemoteConfig, able: Capabilities, begins: int | None, wording: Wording) -> Endpoint:
+    from pipelines.engine.endpoint import Endpoint
+
     text_of = Wording(wording.tokenizer, begins).text_of
     return Endpoint(config.url, config.model, able, headers=address.headers(config.api_key_env), text_of=text_of)
 
