@@ -17,6 +17,7 @@ from pipelines.config import Strict
 from pipelines.errors import EvidenceError
 from pipelines.evaluate.evalset import Evalset, EvalsetConfig, load
 from pipelines.flow.store import Fact
+from pipelines.intake.lean import without_unused
 
 if TYPE_CHECKING:
     from lm_eval.tasks import TaskManager
@@ -85,8 +86,9 @@ def rows_of(evalset: Evalset, engine: Path, pace: Pace | None = None) -> list[di
 def _evaluate(evalset: Evalset, engine: Path, pace: Pace | None) -> tuple[list[dict[str, Any]], EndpointLM]:
     """What lm-eval's `simple_evaluate` does with a model that is there, less what it then collects about the machine:
     that starts pip and other programs, for seconds in every step, and the manifest has it anyway."""
-    from lm_eval.evaluator import evaluate
-    from lm_eval.tasks import TaskManager
+    with without_unused():
+        from lm_eval.evaluator import evaluate
+        from lm_eval.tasks import TaskManager
 
     lm = endpoint_lm(engine, pace)
     with tempfile.TemporaryDirectory() as scratch:

@@ -6,14 +6,15 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-UNUSED = ("sklearn",)
-"""Imported by transformers for assisted generation, by nothing that is done here."""
+UNUSED = ("sklearn", "torchao")
+"""Imported by transformers for assisted generation and for a method of its own, by nothing that is done here."""
 
 
 @contextmanager
-def without_unused() -> Iterator[None]:
-    """Let imports inside believe that unused packages are not installed. Packages already imported are left alone."""
-    hidden = [name for name in UNUSED if name not in sys.modules]
+def without_unused(*needed: str) -> Iterator[None]:
+    """Let imports inside believe that unused packages are not installed, less those `needed` after all. Packages
+    already imported are left alone."""
+    hidden = [name for name in UNUSED if name not in sys.modules and name not in needed]
     for name in hidden:
         sys.modules[name] = None  # type: ignore[assignment]
     try:

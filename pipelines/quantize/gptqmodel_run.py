@@ -54,7 +54,7 @@ def run(
     samples = calibration_set.load(calibration)
     asked = Asked("" if config.options.dynamic else config.scheme, ignore=config.ignore)
     expected(checkpoint, asked)
-    with without_unused(), two_workers() as pooled, _scratch() as scratch:
+    with without_unused("torchao"), two_workers() as pooled, _scratch() as scratch:
         adapted = _quantize(config, samples, checkpoint.resolve(), out.resolve(), scratch)
     _settle(out)
     carry_over(checkpoint, out)

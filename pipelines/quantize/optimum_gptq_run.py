@@ -51,7 +51,7 @@ def run(config: OptimumGptqConfig, out: Path, *, checkpoint: Path, calibration: 
         raise InputError(f"{config.quantizer} needs a calibration set; choose one with `calibration=`")
     samples = calibration_set.load(calibration)
     expected(checkpoint, Asked(scheme=config.scheme, ignore=config.ignore))
-    with without_unused(), two_workers() as pooled:
+    with without_unused("torchao"), two_workers() as pooled:
         widened, errors = _quantize(config, samples, checkpoint, out)
     settings = mended(out)
     restore(out, checkpoint, settings)
