@@ -59,7 +59,7 @@ def main(argv: Sequence[str]) -> int:
         print(f"error: no verb {argv[0]!r}; {closest(argv[0], verbs)}", file=sys.stderr)
         return ConfigError.exit_code
     as_json = "--json" in argv
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
+    before = signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     try:
         answer = verbs[argv[0]].run(_parser(argv[0], verbs[argv[0]]).parse_intermixed_args(list(argv[1:])))
     except QuantgateError as error:
@@ -76,6 +76,8 @@ def main(argv: Sequence[str]) -> int:
         if as_json:
             print(json.dumps({"verb": argv[0], "exit_code": INTERRUPTED, "error": "Interrupted", "message": said}))
         return INTERRUPTED
+    finally:
+        signal.signal(signal.SIGTERM, before)
     if as_json:
         print(json.dumps({"verb": argv[0], "exit_code": answer.code, **answer.document}, default=str))
     return answer.code

