@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import chdir
 from pathlib import Path
 from typing import Any
@@ -80,12 +80,11 @@ def run(short: Path, shown: Path, tmp_path: Path) -> Quantize:
 
 
 @pytest.fixture
-def reports() -> Iterator[list[tuple[int, int, str]]]:
+def reports(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, int, str]]:
     """What a stage reports while it runs."""
     found: list[tuple[int, int, str]] = []
-    progress.install(lambda done, total, what: found.append((done, total, what)))
-    yield found
-    progress.install(lambda done, total, what: None)
+    monkeypatch.setattr(progress, "_sink", [lambda done, total, what, _: found.append((done, total, what))])
+    return found
 
 
 @pytest.fixture(scope="module")
