@@ -5,13 +5,14 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, ClassVar, Literal, TypeVar, get_origin
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
-from pipelines.errors import ConfigError, Problem, closest
+from pipelines.errors import ConfigError, InputError, Problem, closest
 
 _HERE = Path(__file__).resolve().parent
 # Beside the package in a checkout, inside it in a wheel.
@@ -64,6 +65,20 @@ def parse(model: type[M], data: object, prefix: str = "") -> M:
         return model.model_validate(data)
     except ValidationError as error:
         raise ConfigError(problems_of(error, model, prefix)) from None
+
+
+def read(model: type[M], path: Path, what: str) -> M:
+    """Read a model from a JSON file; `what` says in the error what the file is not.
+
+    Raises:
+        InputError: there is no such file, or it is not JSON.
+        ConfigError: it has other keys or types than the model.
+    """
+    try:
+        data = json.loads(path.read_text())
+    except (OSError, ValueError) as error:
+        raise InputError(f"{path}: {what} ({error})") from None
+    return parse(model, data, str(path))
 
 
 def problems_of(error: ValidationError, model: type[BaseModel], prefix: str = "") -> list[Problem]:

@@ -15,14 +15,14 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from pydantic import Field, PositiveInt
 
-from pipelines.config import Strict, parse
+from pipelines.config import Strict, read
 from pipelines.divergence import figures, reading
 from pipelines.divergence.figures import Arithmetic, Row, summarize
 from pipelines.divergence.reading import Reading, Window
 from pipelines.engine.capabilities import Capabilities
 from pipelines.engine.card import EngineCard, end_tokens
 from pipelines.engine.llama_preflight import preflight
-from pipelines.errors import InputError, Problem, StageFailed
+from pipelines.errors import Problem, StageFailed
 from pipelines.flow.progress import report
 from pipelines.flow.store import Fact, facts
 from pipelines.flow.toolchain import version_of
@@ -181,11 +181,7 @@ def _describe(config: LlamaCppConfig, out: Path, variant: Path) -> EngineCard:
 
 
 def _record(engine: Path) -> Record:
-    path = engine / RECORD
-    try:
-        return parse(Record, json.loads(path.read_text()), str(path))
-    except (OSError, ValueError) as error:
-        raise InputError(f"{path}: cannot be read ({error})") from None
+    return read(Record, engine / RECORD, "cannot be read")
 
 
 def _hold(config: LlamaCppConfig, model: Path, checkpoint: Reading, arithmetic: Arithmetic) -> Row:

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, ClassVar, Literal
 
 from pydantic import Field
 
-from pipelines.config import Strict, parse
+from pipelines.config import Strict, read
 from pipelines.engine import address
 from pipelines.engine.asking import Declared, Found, Questions, ask
 from pipelines.engine.capabilities import Capabilities
@@ -246,8 +246,4 @@ def _write_card(config: RemoteConfig, out: Path, variant: Path) -> None:
 
 
 def _record(engine: Path) -> Record:
-    path = engine / RECORD
-    try:
-        return parse(Record, json.loads(path.read_text()), str(path))
-    except (OSError, ValueError) as error:
-        raise InputError(f"{path}: not a readable record of a remote server ({error})") from None
+    return read(Record, engine / RECORD, "not a readable record of a remote server")

@@ -14,10 +14,11 @@ import json
 from pathlib import Path
 from typing import Literal
 
-from pipelines.config import Strict, parse
+from pipelines.config import Strict
+from pipelines.config import read as read_model
 from pipelines.engine.capabilities import Capabilities
 from pipelines.engine.card import EngineCard, end_tokens
-from pipelines.errors import InputError, Problem
+from pipelines.errors import Problem
 from pipelines.flow.device import describe
 from pipelines.flow.store import MANIFEST, manifest
 from pipelines.quantize.carry import carry_over
@@ -53,12 +54,7 @@ def read(artifact: Path) -> Record:
         InputError: there is none, or it is not JSON.
         ConfigError: it has other keys or types.
     """
-    path = artifact / RECORD
-    try:
-        data = json.loads(path.read_text())
-    except (OSError, ValueError) as error:
-        raise InputError(f"{path}: not a readable record of a vLLM bundle ({error})") from None
-    return parse(Record, data, str(path))
+    return read_model(Record, artifact / RECORD, "not a readable record of a vLLM bundle")
 
 
 def link(variant: Path, model: Path) -> None:

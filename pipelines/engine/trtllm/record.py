@@ -15,12 +15,13 @@ import json
 from pathlib import Path
 from typing import Literal
 
-from pipelines.config import Strict, parse
+from pipelines.config import Strict
+from pipelines.config import read as read_model
 from pipelines.engine.capabilities import Capabilities
 from pipelines.engine.card import EngineCard, end_tokens
 from pipelines.engine.trtllm.deploy import BOUND, mismatches
 from pipelines.engine.trtllm.rules import Backend
-from pipelines.errors import InputError, Problem
+from pipelines.errors import Problem
 from pipelines.flow.device import describe
 from pipelines.flow.store import manifest
 from pipelines.flow.toolchain import CURRENT, told_of
@@ -59,12 +60,7 @@ def read(artifact: Path) -> Record:
         InputError: there is none, or it is not JSON.
         ConfigError: it has other keys or types.
     """
-    path = artifact / RECORD
-    try:
-        data = json.loads(path.read_text())
-    except (OSError, ValueError) as error:
-        raise InputError(f"{path}: not a readable record of a TensorRT-LLM build ({error})") from None
-    return parse(Record, data, str(path))
+    return read_model(Record, artifact / RECORD, "not a readable record of a TensorRT-LLM build")
 
 
 def serve(artifact: Path, port: int, threads: int) -> tuple[list[str], dict[str, str]]:
