@@ -224,6 +224,7 @@ def _verbs() -> dict[str, Verb]:
         return run
 
     campaign, keeping = "pipelines.verbs.campaign", "pipelines.verbs.store"
+    release = "pipelines.verbs.release"
     return {
         "plan": Verb("show every step, reused or to do and why, its time and size, and every problem at once",
                      lazily(campaign, "plan"), True, _listable),
@@ -233,9 +234,9 @@ def _verbs() -> dict[str, Verb]:
         "probe": Verb("run a campaign as far as scores and latency; --self-test measures the probe's own error",
                       lazily("pipelines.verbs.probe", "probe"), True, _self_testable),
         "decide": Verb("run a campaign as far as its decision and report", lazily(campaign, "decide"), True),
-        "promote": Verb("make the winner of a decision the champion", lazily(campaign, "promote"), True, _promotable),
+        "promote": Verb("make the winner of a decision the champion", lazily(release, "promote"), True, _promotable),
         "rollback": Verb("make the champion before it the champion again",
-                         lazily(campaign, "rollback"), True, _reversible),
+                         lazily(release, "rollback"), True, _reversible),
         "bundle": Verb("write what one deploys of the champion: engine, serve command, evidence, licence",
                        lazily("pipelines.verbs.bundle", "bundle"), True, _bundle),
         "status": Verb("show the decisions made here", lazily(keeping, "status"), True),

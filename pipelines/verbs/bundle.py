@@ -15,7 +15,7 @@ from pipelines.flow.store import Store
 from pipelines.flow.toolchain import toolchains
 from pipelines.release import bundle as bundles
 from pipelines.release.ledger import Ledger
-from pipelines.verbs.campaign import latest_decision
+from pipelines.verbs.release import latest_decision
 
 PLACE = "bundles"
 

@@ -1,14 +1,13 @@
-"""Verbs that take a campaign's configuration: plan, run, score, probe, decide, promote, rollback, ui."""
+"""Verbs that conduct a campaign or show it: plan, run, score, probe, decide, ui."""
 
 from __future__ import annotations
 
 import argparse
-import getpass
 import sys
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from pipelines import assembly, terminal
 from pipelines.campaign import Campaign, open_campaign
@@ -17,7 +16,6 @@ from pipelines.compose import compose, sweep
 from pipelines.conduct import Conducted, Timings, Until, conduct, goals
 from pipelines.decide.model import Decision
 from pipelines.decide.planning import Resolution, Size, resolutions
-from pipelines.errors import EvidenceError
 from pipelines.evaluate.evalset import Evalset
 from pipelines.flow import plan as flow_plan
 from pipelines.flow.device import describe, free_bytes
@@ -29,10 +27,6 @@ from pipelines.intake.calibration import leaking
 from pipelines.intake.heldout import listed
 from pipelines.track.connection import absolute_uri
 from pipelines.verbs import memory
-
-if TYPE_CHECKING:
-    from pipelines.release.registry import Registry, Release
-
 
 MOST_LINES = 100
 
@@ -290,66 +284,6 @@ def _show_decision(done: Conducted, decision: Decision, store: Store) -> dict[st
         document["link"] = f"http://127.0.0.1:{UI_PORT}/{facts.get('link')}"
         say.print(f"MLflow:   {document['link']}  (`quantgate ui` serves it)", markup=False)
     return document
-
-
-def latest_decision(store: Store, campaign: str) -> Path:
-    """The newest decision of the campaign.
-
-    Raises:
-        EvidenceError: none was made here.
-    """
-    found = [p for p in (store.root / "decision").glob("*/") if _is_of(p, campaign)]
-    if not found:
-        raise EvidenceError(f"no decision of campaign={campaign!r} in {store.root}; make one with `quantgate run`")
-    return max(found, key=lambda p: manifest(p).started)
-
-
-def _is_of(artifact: Path, campaign: str) -> bool:
-    return (artifact / "manifest.json").is_file() and manifest(artifact).config.get("campaign") == campaign
-
-
-def promote(args: argparse.Namespace) -> Answer:
-    """Promote the winner of the campaign's newest decision."""
-    from pipelines.release import registry
-
-    opened = _open(args)
-    decision = latest_decision(opened.store, opened.campaign.config.campaign)
-    print(f"decision {decision.name} of {manifest(decision).started}", file=sys.stderr)
-    release = registry.promote(
-        _registry(opened),
-        decision,
-        opened.store,
-        actor=args.actor or getpass.getuser(),
-        candidate=args.candidate,
-        override_reason=args.override,
-    )
-    return _released(release)
-
-
-def rollback(args: argparse.Namespace) -> Answer:
-    """Make the previous champion the champion."""
-    from pipelines.release import registry
-
-    opened = _open(args)
-    return _released(registry.rollback(_registry(opened), actor=args.actor or getpass.getuser(), reason=args.reason))
-
-
-def _registry(opened: Opened) -> Registry:
-    from pipelines.release.registry import Registry
-
-    config = opened.campaign.config
-    model = config.tracking.registered_model or config.campaign
-    return Registry(absolute_uri(config.tracking.uri), Path(config.paths.ledger).resolve(), model)
-
-
-def _released(release: Release) -> Answer:
-    say = terminal.console()
-    if release.repaired:
-        say.print(release.repaired, markup=False)
-    verb = "is now" if release.changed else "already was"
-    say.print(f"{release.model}: version {release.version} {verb} champion (by {release.actor})", markup=False)
-    say.print(f"previous: version {release.previous or 'none'}\nengine:   {release.engine}", markup=False)
-    return Answer(0, {name: getattr(release, name) for name in type(release).__slots__})
 
 
 def ui(args: argparse.Namespace) -> Answer:
