@@ -132,7 +132,7 @@ def _on_server(uri: str, run_id: str, timeout_s: float) -> bool:
 
     address = f"{uri.rstrip('/')}/api/2.0/mlflow/runs/get?run_id={quote(run_id)}"
     try:
-        with urlopen(_request(address), timeout=timeout_s) as answer:
+        with urlopen(request(address), timeout=timeout_s) as answer:
             info = json.load(answer)["run"]["info"]
     except (OSError, ValueError, KeyError):
         return False
@@ -177,7 +177,7 @@ def _tags_on_server(uri: str, model: str, alias: str, timeout_s: float) -> dict[
     where = f"name={quote(model)}&alias={quote(alias)}"
     address = f"{uri.rstrip('/')}/api/2.0/mlflow/registered-models/alias?{where}"
     try:
-        with urlopen(_request(address), timeout=timeout_s) as answer:
+        with urlopen(request(address), timeout=timeout_s) as answer:
             version = json.load(answer)["model_version"]
     except HTTPError as error:
         if error.code in (400, 404):  # no such model, or nobody has the alias
@@ -191,7 +191,7 @@ def _tags_on_server(uri: str, model: str, alias: str, timeout_s: float) -> dict[
 def _reach(uri: str, timeout_s: float) -> None:
     """Ask whether the server is there at all, once, so that an absent one costs seconds and not MLflow's retries."""
     try:
-        with urlopen(_request(f"{uri.rstrip('/')}/health"), timeout=timeout_s):
+        with urlopen(request(f"{uri.rstrip('/')}/health"), timeout=timeout_s):
             return
     except HTTPError as error:
         if error.code in (401, 403, 404):  # it is there; what it allows shows when it is asked
@@ -205,7 +205,7 @@ def _reach(uri: str, timeout_s: float) -> None:
     )
 
 
-def _request(address: str) -> Request:
+def request(address: str) -> Request:
     """A request with the credentials MLflow itself would take from the environment."""
     import base64
 
