@@ -182,8 +182,13 @@ def _bundle(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--candidate", help="which; default: the champion, with --unpromoted the decision's winner")
 
 
-def _port(parser: argparse.ArgumentParser) -> None:
+def _viewable(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--port", type=_port_number, default=UI_PORT, help="loopback port of the MLflow server")
+    parser.add_argument(
+        "--browser",
+        action=argparse.BooleanOptionalAction,
+        help="open the link in a browser; default: at a terminal on this machine's own display",
+    )
 
 
 def _port_number(text: str) -> int:
@@ -240,7 +245,7 @@ def _verbs() -> dict[str, Verb]:
         "bundle": Verb("write what one deploys of the champion: engine, serve command, evidence, licence",
                        lazily("pipelines.verbs.bundle", "bundle"), True, _bundle),
         "status": Verb("show the decisions made here", lazily(keeping, "status"), True),
-        "ui": Verb("open the results in MLflow", lazily(campaign, "ui"), True, _port),
+        "ui": Verb("open the results in MLflow", lazily("pipelines.verbs.ui", "ui"), True, _viewable),
         "doctor": Verb("say what this machine can do and what is missing",
                        lazily("pipelines.verbs.doctor", "doctor"), True),
         "toolchain": Verb("list, make or check the interpreters that stages can run in",

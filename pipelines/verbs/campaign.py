@@ -1,4 +1,4 @@
-"""Verbs that conduct a campaign or show it: plan, run, score, probe, decide, ui."""
+"""Verbs that conduct a campaign or show it: plan, run, score, probe, decide."""
 
 from __future__ import annotations
 
@@ -25,10 +25,11 @@ from pipelines.flow.store import Store, manifest
 from pipelines.flow.toolchain import CURRENT
 from pipelines.intake.calibration import leaking
 from pipelines.intake.heldout import listed
-from pipelines.track.connection import absolute_uri
+from pipelines.track.connection import is_server
 from pipelines.verbs import memory
 
 MOST_LINES = 100
+SERVED = "  (`quantgate ui` serves it)"
 
 
 @dataclass(frozen=True, slots=True)
@@ -281,17 +282,8 @@ def _show_decision(done: Conducted, decision: Decision, store: Store) -> dict[st
     }
     if done.state(done.assembled.track) in ("made", "reused"):
         facts = manifest(store.path("track", done.assembled.track.key)).facts
-        document["link"] = f"http://127.0.0.1:{UI_PORT}/{facts.get('link')}"
-        say.print(f"MLflow:   {document['link']}  (`quantgate ui` serves it)", markup=False)
+        own = str(facts.get("tracking_uri", ""))
+        address, told = (own.rstrip("/"), "") if is_server(own) else (f"http://127.0.0.1:{UI_PORT}", SERVED)
+        document["link"] = f"{address}/{facts.get('link')}"
+        say.print(f"MLflow:   {document['link']}{told}", markup=False)
     return document
-
-
-def ui(args: argparse.Namespace) -> Answer:
-    """Serve MLflow until Ctrl-C."""
-    from pipelines.track.ui import serve_ui
-
-    opened = _open(args)
-    named = any(o.lstrip("+").startswith(("campaign=", "experiment=")) for o in args.overrides)
-    config = opened.campaign.config
-    serve_ui(absolute_uri(config.tracking.uri), args.port, campaign=config.campaign if named else "")
-    return Answer(0, {})
