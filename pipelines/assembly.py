@@ -252,7 +252,7 @@ def assemble(campaign: Campaign, failures: Mapping[str, str], timings: Mapping[s
     noise = tuple(s for c in alive if c.label == first for s in this.again(c) if s.key not in failures)
     decision = _decision(this, candidates, alive, noise, latency)
     evidence: dict[str, Step] = {"decision": decision} | ({} if latency is None else {"latency": latency})
-    report = this.step(REPORT, "report", ReportConfig(title=campaign.config.campaign), evidence)
+    report = this.step(REPORT, "report", ReportConfig(title=campaign.config.campaign, radar=campaign.radar), evidence)
     scores = tuple(s for c in alive for s in c.scores.values())
     engines = tuple(c.built for c in alive)
     variants = tuple({c.quantized.key: c.quantized for c in alive}.values())

@@ -5,12 +5,13 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Literal
 
 from pydantic import Field, PositiveInt, field_validator
 
-from pipelines import entries
+from pipelines import entries, radar
 from pipelines.config import Strict, find, parse
 from pipelines.decide.gate import EvalCard, GateConfig, Looks
 from pipelines.decide.gate import problems as gate_problems
@@ -29,6 +30,7 @@ from pipelines.intake.checkpoint import CheckpointConfig, Inspected, inspect
 from pipelines.intake.digests import DigestCache, text_sha256
 from pipelines.probe.config import ProbeConfig
 from pipelines.quantize.preflight import problems as variant_problems
+from pipelines.radar import RadarEntry
 from pipelines.release.champion import Champion
 from pipelines.release.champion import find as find_champion
 from pipelines.workload import foresee
@@ -131,7 +133,7 @@ class Campaign:
 
     `workload` is what every engine will be asked. `prompts` are predicted token by token; `again` are the eval sets as
     the reference engine is scored on them twice. `champion` is the one of now, which every candidate is compared with
-    too.
+    too. `radar` are the entries of what it uses.
     """
 
     config: CampaignConfig
@@ -146,14 +148,15 @@ class Campaign:
     again: tuple[Evalset, ...]
     stages: Mapping[Movable, Toolchain]
     champion: Champion
+    radar: tuple[RadarEntry, ...]
 
     @property
     def threads(self) -> int:
         return self.config.executor.threads or int(describe()["cores"])
 
 
-def open_campaign(data: Mapping[str, Any]) -> Campaign:
-    """Validate composed configuration and everything it points to.
+def open_campaign(data: Mapping[str, Any], config_dir: Path | None = None) -> Campaign:
+    """Validate composed configuration and everything it points to; `config_dir` is where it was composed from.
 
     Raises:
         ConfigError: every problem that can be found without running a stage, each with the key to change.
@@ -191,6 +194,7 @@ def open_campaign(data: Mapping[str, Any]) -> Campaign:
         )
     if problems or base is None or calibration is None:
         raise ConfigError(problems)
+    known_tools, today = radar.of_campaigns(config_dir), datetime.now(UTC).date()
     cards = {e.name: EvalCard.model_validate(e.gate_card()) for e in evalsets}
     return Campaign(
         config=config,
@@ -205,6 +209,7 @@ def open_campaign(data: Mapping[str, Any]) -> Campaign:
         again=tuple(_again(evalsets, config.noise_floor)),
         stages=stages,
         champion=_champion(config),
+        radar=radar.used(known_tools, entries.tools(variants, engines), today),
     )
 
 

@@ -20,7 +20,9 @@ from pipelines.flow.toolchain import Toolchain
 from pipelines.intake.checkpoint import Inspected
 from pipelines.quantize import scheme as schemes
 from pipelines.quantize.table import QUANTIZERS, Quantizer
+from pipelines.radar import Kind
 
+ALWAYS = frozenset({"hydra-core", "lm-eval", "mlflow"})  # libraries under every campaign
 BASE = "BASE"  # the baseline's scheme: whatever the base is in, at most 16 bits
 
 
@@ -164,3 +166,16 @@ def preflight(variant: Variant, engines: list[Engine], pairing: Pairing) -> Iter
     """What the engines have against a variant, from what is known before it exists."""
     for engine in engines_of(variant, engines):
         yield from ((variant.name, engine.name, p) for p in engine.row.preflight(engine.config, pairing))
+
+
+def tools(variants: Iterable[Variant], engines: Iterable[Engine]) -> dict[Kind, set[str]]:
+    """What a campaign uses, by kind, in the words of the tables: rows, distributions, formats of checkpoints."""
+    variants, engines = tuple(variants), tuple(engines)
+    packages = [*(v.row.packages for v in variants), *(e.row.packages for e in engines)]
+    packages += [e.row.graph.packages for e in engines if e.row.graph is not None]
+    return {
+        "quantizer": {v.row.name for v in variants},
+        "target": {e.row.name for e in engines},
+        "library": {name for names in packages for name in names} | ALWAYS,
+        "format": {str(v.row.promises(v.config).get("quant_method", "")) for v in variants},
+    }

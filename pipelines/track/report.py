@@ -13,6 +13,7 @@ from pipelines.decide.model import Decision
 from pipelines.errors import EvidenceError
 from pipelines.flow.store import Fact, manifest
 from pipelines.probe.latency import FORMULAS
+from pipelines.radar import RadarEntry
 from pipelines.track import charts, drawing, figures, loads
 
 if TYPE_CHECKING:
@@ -29,9 +30,10 @@ JUDGEMENT = {
 
 
 class ReportConfig(Strict):
-    """How the report looks; what it says comes from the decision."""
+    """How the report looks; what it says comes from the decision, but for the entries of the technology radar."""
 
     title: str = ""
+    radar: tuple[RadarEntry, ...] = ()
 
 
 def run(config: ReportConfig, out: Path, *, decision: Path, latency: Path | None = None) -> dict[str, Fact]:
@@ -71,6 +73,7 @@ def render(decision: Decision, config: ReportConfig, latency: Path | None = None
             title=config.title or decision.campaign,
             d=decision,
             headline=_headline(decision),
+            radar=config.radar,
             axis=axis,
             at={one.label: f.value if (f := figures.latency_at(one, axis)) else None for one in decision.candidates},
             emulated=[one for one in decision.candidates if not one.native],

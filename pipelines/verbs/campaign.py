@@ -9,7 +9,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from pipelines import assembly, terminal
+from pipelines import assembly, radar, terminal
 from pipelines.campaign import Campaign, open_campaign
 from pipelines.cli import OUTCOME_CODES, UI_PORT, Answer
 from pipelines.compose import compose, sweep
@@ -42,7 +42,7 @@ class Opened:
 
 def _open(args: argparse.Namespace, overrides: Sequence[str] | None = None) -> Opened:
     directory = Path(args.config_dir).resolve() if args.config_dir else None
-    campaign = open_campaign(compose(args.overrides if overrides is None else overrides, directory))
+    campaign = open_campaign(compose(args.overrides if overrides is None else overrides, directory), directory)
     return Opened(campaign, Store(Path(campaign.config.paths.store).resolve()))
 
 
@@ -57,6 +57,9 @@ def plan(args: argparse.Namespace) -> Answer:
     _show_plan(planned, resolved, store.root, every=args.all)
     memory.show(taken)
     _show_leaks(campaign)
+    doubts = list(radar.warnings(campaign.radar))
+    for doubt in doubts:
+        print(f"warning: {doubt}")
     needed = [look(t) for t in planned.toolchains]
     _show_toolchains(needed)
     unjudged = {c.label: c.unjudged for c in assembled.candidates if c.unjudged}
@@ -70,6 +73,7 @@ def plan(args: argparse.Namespace) -> Answer:
         "bytes": planned.size_bytes,
         "serving_memory": memory.document(taken),
         "excluded_calibration_rows": list(campaign.calibration.excluded),
+        "radar": doubts,
         "eval_sets": [r.model_dump(mode="json") for r in resolved],
     }
     return Answer(0, document)
