@@ -251,3 +251,11 @@ def test_near_duplicates_are_found_by_library_and_counted_exactly() -> None:
     assert (0, 0, True) == (found.eval_text, found.calibration_text, found.near)
     assert [] == near_duplicates([LETTER], [LETTER_AGAIN], 0.95)
     assert [0] == [leak.eval_text for leak in near_duplicates([LETTER], [LETTER.upper()], 1.0)]
+
+
+def test_a_set_compared_with_nothing_needs_no_library(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A plan whose leaks are known fixes the set alone, and would pay seconds for an import that finds nothing."""
+    monkeypatch.setitem(sys.modules, "datasketch", None)
+    assert () == pinned(leaky(tmp_path, held_out=(), leaks="exclude")).excluded
+    with pytest.raises(ImportError):
+        near_duplicates([LETTER], [LETTER_AGAIN])
