@@ -363,7 +363,7 @@ def _base_facts(campaign: Campaign) -> dict[str, str]:
         "digest": base.config.digest,
         "architecture": base.architecture,
         "parameters": f"{base.parameters:,}",
-        "licence": base.config.licence or "not stated",
+        **base.licence.told,
         "prior quantization": base.config.prior_quantization or "none",
         "note": given.note,
         "calibration": _calibration_told(campaign),

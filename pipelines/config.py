@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
+from datetime import date
 from pathlib import Path
 from typing import Any, ClassVar, Literal, TypeVar, get_origin
 
@@ -39,7 +40,7 @@ def keyed(value: object) -> object:
         return {str(k): keyed(v) for k, v in value.items()}
     if isinstance(value, (list, tuple)):
         return [keyed(v) for v in value]
-    return value
+    return value.isoformat() if isinstance(value, date) else value
 
 
 M = TypeVar("M", bound=BaseModel)

@@ -7,6 +7,7 @@ QuantgateError                1  something quantgate could not do
 │   └── TransientFailure      1  killed, out of memory, disk full: never a result, worth another try
 ├── EnvironmentProblem        6  this machine: port taken, no space, no permission, server away
 ├── EvidenceError             7  evidence is missing or does not match: no verdict can be given
+│   └── LicenceUnknown        7  nobody said what a base may be used under; no reason overrides that
 └── EndpointError             1  an engine's server did not start, answer, or answer sensibly
 """
 
@@ -74,6 +75,10 @@ class EvidenceError(QuantgateError):
     """Evidence is missing, or two sides of a comparison do not match."""
 
     exit_code = 7
+
+
+class LicenceUnknown(EvidenceError):
+    """Nobody said what a base checkpoint may be used under; whoever knows states it, and no override stands for it."""
 
 
 class EndpointError(QuantgateError):

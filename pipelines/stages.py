@@ -56,7 +56,7 @@ LATENCY = Stage(
     device_bound=True, may_be_partial=True,
 )  # fmt: skip
 DECISION = Stage(
-    "decision", "decision", 3, "pipelines.decide.stage:run", "pipelines.decide.stage:DecisionConfig", ("scipy",)
+    "decision", "decision", 4, "pipelines.decide.stage:run", "pipelines.decide.stage:DecisionConfig", ("scipy",)
 )
 REPORT = Stage("report", "report", 1, "pipelines.track.report:run", "pipelines.track.report:ReportConfig")
 TRACK = Stage("track", "track", 1, "pipelines.track.runs:run", "pipelines.track.runs:TrackingConfig", ("mlflow",))

@@ -181,7 +181,11 @@ def _speed(one: Candidate, gate: GateConfig) -> Finding:
         note = one.native_note or "the engine emulates this format"
         return Finding(
             holds=(f"latency is not evidence: {note}",),
-            settles=("a target that runs this format natively",),
+            settles=(
+                "its device stated (engine.served_on), if nothing else runs there"
+                if one.doubt == "remote"
+                else "a target that runs this format natively",
+            ),
         )
     if not gate.require_speed:
         return Finding()

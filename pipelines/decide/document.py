@@ -65,9 +65,14 @@ def limits(decision: Decision, gate: GateConfig) -> tuple[str, ...]:
 
 
 def _own_limits(decision: Decision, gate: GateConfig) -> Iterator[str]:
-    emulated = [c.label for c in decision.candidates if not c.native and c.status == "ok"]
+    emulated, remote = ([c.label for c in decision.candidates if c.doubt == kind] for kind in ("emulated", "remote"))
     if emulated:
         yield f"The latency of {', '.join(emulated)} is that of an emulated format, evidence of nothing."
+    if remote:
+        yield (
+            f"{', '.join(remote)} is a remote: its format and device are not known, and its latency, measured with the "
+            "network, is evidence about that server and no other."
+        )
     prior = decision.base.get("prior quantization", "none")
     if prior not in ("none", ""):
         yield f"The base has been quantized before ({prior}); losses against an unquantized base would be larger."

@@ -6,12 +6,13 @@ from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Annotated, Literal, Self
 
-from pydantic import Discriminator, Field, Tag, model_validator
+from pydantic import Discriminator, Field, Tag, field_validator, model_validator
 
 from pipelines.config import Strict
 from pipelines.decide import looks
 from pipelines.decide.engineloss import EngineLoss
 from pipelines.errors import Problem, closest
+from pipelines.intake import spdx
 
 Family = Literal["strict", "standard", "loose", "perplexity"]
 LatencyMetric = Literal["ttft_ms", "tpot_ms", "e2e_ms"]
@@ -133,12 +134,21 @@ class Vetoes(Strict):
 class Constraints(Strict):
     """What a candidate must be before it is scored against others.
 
-    licences: allowed licences of the base checkpoint; null allows any.
+    licences: allowed licences of the base checkpoint, as SPDX ids; null allows every one that is known.
     labels: allowed values of an engine's labels (conf/engine: `labels: {residency: eu, hardware: l4}`).
     """
 
     licences: tuple[str, ...] | None = None
     labels: dict[str, tuple[str, ...]] = Field(default_factory=dict)
+
+    @field_validator("licences")
+    @classmethod
+    def _are_licences(cls, given: tuple[str, ...] | None) -> tuple[str, ...] | None:
+        if given is None:
+            return None
+        if unclear := [name for name in given if not spdx.canonical(name)]:
+            raise ValueError(f"{unclear[0]!r} is no SPDX id ({closest(unclear[0], spdx.known())})")
+        return tuple(spdx.canonical(name) for name in given)
 
 
 DIMENSIONS = ("quality", "latency", "cost", "memory", "size")

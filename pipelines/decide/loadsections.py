@@ -39,8 +39,8 @@ def tables(candidates: Sequence[Candidate], asked: str = "") -> Iterator[Table]:
 
 
 def shown(c: Candidate, text: str) -> str:
-    """A candidate's name, marked where its latency is that of an emulated format."""
-    return text if c.native or c.status == "failed" else f"{text} (emulated)"
+    """A candidate's name, marked where its latency is that of an emulated format, or of a remote nobody describes."""
+    return f"{text} ({c.doubt})" if c.doubt else text
 
 
 def _speed(candidates: Sequence[Candidate], asked: str, names: Names) -> Table:

@@ -143,7 +143,10 @@ class Noise(Strict):
 
 
 class Candidate(Strict):
-    """A variant in an engine, with every figure and verdict about it."""
+    """A variant in an engine, with every figure and verdict about it.
+
+    served_on: of a server that somebody else runs, its device as far as it is stated; empty of our own.
+    """
 
     label: str
     variant: str
@@ -157,6 +160,7 @@ class Candidate(Strict):
     target: str
     native: bool
     native_note: str
+    served_on: str = ""
     simulated: bool = False
     unjudged: str = ""
     keys: dict[str, str]
@@ -182,6 +186,14 @@ class Candidate(Strict):
     vetoes: tuple[Veto, ...] = ()
     undecided: tuple[Veto, ...] = ()
     probed: Probed = Probed()
+
+    @property
+    def doubt(self) -> Literal["", "emulated", "remote"]:
+        """Why its latency is no evidence about the variant: its engine emulates the format, or nobody states where it
+        runs and in which format."""
+        if self.native or self.status == "failed":
+            return ""
+        return "remote" if self.served_on else "emulated"
 
 
 class Standing(Strict):

@@ -24,6 +24,7 @@ from pipelines.decide.probed import Speed
 from pipelines.decide.probing import compared as speed_of
 from pipelines.decide.probing import figures
 from pipelines.errors import ConfigError, Problem, closest
+from pipelines.intake.licence import UNKNOWN
 
 Facts = dict[str, str | int | float | bool | None]
 _NOTES = {
@@ -110,7 +111,11 @@ def run(
     text = json.dumps(decision.model_dump(mode="json"), indent=2, ensure_ascii=False)
     (out / "decision.json").write_text(text + "\n", encoding="utf-8")
     (out / "decision.md").write_text(markdown(decision), encoding="utf-8")
-    return {"outcome": decision.outcome, "winner": decision.winner, "headline": decision.headline}
+    base = config.base
+    return {
+        "outcome": decision.outcome, "winner": decision.winner, "headline": decision.headline,
+        "licence": base.get("licence", UNKNOWN), "licence_source": base.get("licence source", ""),
+    }  # fmt: skip
 
 
 def _check(config: DecisionConfig, evidence: Evidence) -> None:
@@ -169,6 +174,7 @@ def _candidate(one: CandidateInput, reference: CandidateInput, config: DecisionC
         target=_text(engine, "target") or one.engine,
         native=engine.get("native") is True,
         native_note=_text(engine, "native_note"),
+        served_on=_text(engine, "served_on"),
         simulated=_simulated(one, evidence),
         unjudged=one.unjudged,
         keys=_keys(one, evidence),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 
+from pipelines.decide import licences
 from pipelines.decide.engineloss import exceeded, words
 from pipelines.decide.gate import GateConfig
 from pipelines.decide.measured import named
@@ -33,9 +34,8 @@ def inspect(
 
 
 def _licence(gate: GateConfig, base: Mapping[str, str]) -> Found:
-    allowed, licence = gate.constraints.licences, base.get("licence", "not stated")
-    if allowed is not None and licence not in allowed:
-        yield Veto(kind="licence", text=f"the base's licence is {licence}, allowed {', '.join(allowed)}"), True
+    if told := licences.refusal(base, gate.constraints.licences):
+        yield Veto(kind="licence", text=told), True
 
 
 def _labels(one: Candidate, gate: GateConfig) -> Found:
@@ -88,8 +88,8 @@ def _divergence(one: Candidate, gate: GateConfig) -> Found:
 
 
 def _promises(one: Candidate) -> Found:
-    """An emulated format's latency says nothing, for it or against it."""
-    for promise in one.promises if one.native else ():
+    """An emulated format's latency says nothing, for it or against it; a remote's is what its users see."""
+    for promise in one.promises if one.doubt != "emulated" else ():
         if promise.state != "kept":
             yield Veto(kind="slo", where=promise.profile, text=promised(promise)), promise.state == "broken"
 

@@ -9,7 +9,7 @@ import hashlib
 import json
 import os
 import shutil
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from typing import Any
@@ -21,6 +21,8 @@ from pipelines.errors import EnvironmentProblem, EvidenceError
 from pipelines.flow.locks import Held, locked
 
 MANIFEST = "manifest.json"
+HANDED_ON = ("licence", "licence_source")
+"""Facts that go from an artifact to whatever is made from it, unless the stage that makes it says otherwise."""
 Fact = str | int | float | bool | None
 
 
@@ -42,6 +44,9 @@ class Manifest(Strict):
     peak_rss: int
     simulated: bool = Field(default=False, description="made by a stand-in for a container; never to be promoted")
     partial: bool = Field(default=False, description="lacks something that was to be in it, or was made from such")
+    beside: int = Field(
+        default=0, description="most other processes of its run at once; `seconds` are then not its own"
+    )
 
 
 def manifest(artifact: Path) -> Manifest:
@@ -55,6 +60,12 @@ def manifest(artifact: Path) -> Manifest:
         return Manifest.model_validate_json(path.read_bytes())
     except (OSError, ValueError) as error:
         raise EvidenceError(f"{path}: no readable manifest ({error}); run `quantgate verify`") from None
+
+
+def handed_on(inputs: Iterable[Manifest]) -> dict[str, Fact]:
+    """What an artifact says because the first of its inputs that says so does: what it may be used under."""
+    first = next((one.facts for one in inputs if HANDED_ON[0] in one.facts), {})
+    return {name: first[name] for name in HANDED_ON if name in first}
 
 
 def facts(artifact: Path) -> dict[str, Fact]:

@@ -23,7 +23,7 @@ from pipelines.errors import EnvironmentProblem, QuantgateError, TransientFailur
 from pipelines.flow import progress
 from pipelines.flow.lockfile import agrees
 from pipelines.flow.stage import resolve
-from pipelines.flow.store import Manifest, Store, hash_tree, manifest, relink
+from pipelines.flow.store import Manifest, Store, handed_on, hash_tree, manifest, relink
 from pipelines.flow.tether import die_with_parent
 from pipelines.flow.toolchain import versions
 
@@ -63,12 +63,17 @@ def main(argv: list[str]) -> int:
     store = Store(Path(request.store))
     with os.fdopen(os.dup(1), "w", buffering=1) as events:
         for step in request.steps:
-            if not _run(step, store, events):
+            if not _run(step, store, events, company_file(Path(argv[0]))):
                 return 1
     return 0
 
 
-def _run(step: StepRequest, store: Store, events: IO[str]) -> bool:
+def company_file(request: Path) -> Path:
+    """Where it is told how many others ran beside a request's process, if any did."""
+    return request.with_suffix(".beside")
+
+
+def _run(step: StepRequest, store: Store, events: IO[str], company: Path) -> bool:
     def tell(event: str, **more: object) -> None:
         events.write(json.dumps({"event": event, "key": step.key, **more}) + "\n")
 
@@ -83,7 +88,7 @@ def _run(step: StepRequest, store: Store, events: IO[str]) -> bool:
             tell("done", reused=True)
             return True
         try:
-            _make(step, store)
+            _make(step, store, company)
         except Exception as error:  # noqa: BLE001 - the one place where whatever a stage raises becomes a record
             traceback.print_exc()
             tell("failed", type=type(error).__name__, message=_message(error), transient=_is_transient(error))
@@ -132,13 +137,14 @@ def _real_versions(step: StepRequest) -> dict[str, str]:
     return step.toolchain | found
 
 
-def _make(step: StepRequest, store: Store) -> None:
+def _make(step: StepRequest, store: Store, company: Path) -> None:
     actual = _real_versions(step)
     config = parse(resolve(step.config_type), step.config)  # type: ignore[arg-type]
     inputs = {name: _paths(store, step.inputs[name]) for name in step.inputs}
+    read = [manifest(path) for path in _inputs(step, store)]
     started, clock = datetime.now(UTC), time.monotonic()
     with store.staging(step.kind, step.key) as out:
-        facts = resolve(step.function)(config, out, **inputs)
+        facts = handed_on(read) | resolve(step.function)(config, out, **inputs)
         relink(out, store.root)
         store.commit(
             out,
@@ -156,7 +162,8 @@ def _make(step: StepRequest, store: Store) -> None:
                 started=started.isoformat(timespec="seconds"),
                 seconds=round(time.monotonic() - clock, 3),
                 simulated=_simulated(step, store) or facts.get("simulated") is True,
-                partial=facts.get("partial") is True or any(manifest(path).partial for path in _inputs(step, store)),
+                partial=facts.get("partial") is True or any(one.partial for one in read),
+                beside=int(company.read_text()) if company.is_file() else 0,
                 peak_rss=resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024,
             ),
         )

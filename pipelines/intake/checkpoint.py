@@ -6,27 +6,34 @@ import importlib.util
 import json
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar, Literal
 
-from pydantic import Field
+from pydantic import Field, field_validator
 
 from pipelines.config import Strict, find
-from pipelines.errors import InputError
+from pipelines.errors import InputError, closest
 from pipelines.flow.store import Fact, digest_of
-from pipelines.intake import gguf, shards
+from pipelines.intake import gguf, licence, shards, spdx
 from pipelines.intake.digests import DigestCache
+from pipelines.intake.licence import Licence
 
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "vocab.json")
 # Files that make a checkpoint what it is; everything else in a directory (READMEs aside) is left behind.
 _KEPT = re.compile(
-    r"(\.safetensors|\.safetensors\.index\.json|\.json|\.jinja|\.model|\.txt|licen[cs]e.*|use_policy.*|notice.*)$", re.I
+    r"(\.safetensors|\.safetensors\.index\.json|\.json|\.jinja|\.model|\.txt|"
+    r"licen[cs]e.*|use_policy.*|notice.*|copying.*)$",
+    re.I,
 )
 _PICKLES = (".bin", ".pt", ".pth", ".ckpt")
 _NUMBERS = (
     "hidden_size", "num_hidden_layers", "vocab_size", "max_position_embeddings", "num_attention_heads",
     "num_key_value_heads", "head_dim", "kv_lora_rank", "qk_rope_head_dim",
+)  # fmt: skip
+_FETCHED = (
+    "*.safetensors", "*.json", "*.jinja", "*.model", "*.txt", licence.CARD, "LICEN[CS]E*", "[Ll]icen[cs]e*",
+    "USE_POLICY*", "NOTICE*", "Notice*", "COPYING*",
 )  # fmt: skip
 _HUB_ID = re.compile(r"^[\w.-]+/[\w.-]+$")
 _COMMIT = re.compile(r"^[0-9a-f]{40}$")
@@ -37,18 +44,29 @@ class CheckpointConfig(Strict):
 
     source: str = Field(description="a local Hugging Face directory, a .gguf file, or a hub id (owner/name)")
     revision: str | None = Field(default=None, description="for a hub id: the commit, 40 hex digits; a branch can move")
-    licence: str = Field(default="", description="SPDX id, or empty to read it from the checkpoint's own files")
+    licence: str = Field(
+        default="", description="SPDX id, which a person answers for; empty to read it from the checkpoint itself"
+    )
     note: str = Field(default="", description="what a reader of the report must know about this base")
+
+    @field_validator("licence")
+    @classmethod
+    def _is_a_licence(cls, given: str) -> str:
+        if given and not spdx.canonical(given):
+            near = closest(given, spdx.known())
+            raise ValueError(f"no SPDX id or expression; LicenseRef-NAME is one that SPDX does not list ({near})")
+        return spdx.canonical(given)
 
 
 class ImportConfig(Strict):
-    """What the checkpoint stage is keyed on: the content, not where it lies."""
+    """What the checkpoint stage is keyed on: the content, not where it lies nor what it may be used under."""
 
-    unkeyed: ClassVar[frozenset[str]] = frozenset({"source", "prior_quantization"})
+    unkeyed: ClassVar[frozenset[str]] = frozenset({"source", "licence", "licence_source", "prior_quantization"})
     kind: Literal["directory", "gguf", "hub"]
     source: str
     digest: str
     licence: str
+    licence_source: str
     prior_quantization: str
 
 
@@ -56,6 +74,7 @@ class ImportConfig(Strict):
 class Inspected:
     """What can be known of a checkpoint without loading its weights.
 
+    `licence` is what it may be used under, from wherever that is told.
     `fused_experts` are tensors that hold the matrices of all experts of a layer, so that none is a linear layer;
     `kv_width` the numbers that a layer keeps of each token, 0 where that is unknown.
     """
@@ -74,6 +93,7 @@ class Inspected:
     kv_heads: int = 0
     kv_width: int = 0
     fused_experts: tuple[str, ...] = ()
+    licence: Licence = field(default_factory=Licence)
 
     def facts(self) -> dict[str, Fact]:
         """What a target may want to know of a base; a number that its config does not have is None."""
@@ -141,7 +161,7 @@ def _fetch(config: CheckpointConfig) -> Path:
             snapshot_download(
                 config.source,
                 revision=config.revision,
-                allow_patterns=["*.safetensors", "*.json", "*.jinja", "*.model", "*.txt", "LICENSE*", "USE_POLICY*"],
+                allow_patterns=list(_FETCHED),
             )
         )
     except (HfHubHTTPError, LocalEntryNotFoundError, OSError) as error:
@@ -155,11 +175,13 @@ def _inspect_gguf(path: Path, config: CheckpointConfig, cache: DigestCache) -> I
     digest = cache.of_all([path], path.parent)
     read = digest_of({"file": digest, "header": gguf.HEADER_VERSION})
     header = gguf.GgufHeader.model_validate(cache.found_in(read, lambda: gguf.read_header(path).model_dump()))
+    under = licence.of_gguf(header.licence, header.licence_name, header.licence_link, config.licence)
     imported = ImportConfig(
         kind="gguf",
         source=str(path),
         digest=digest,
-        licence=config.licence or header.licence,
+        licence=under.id,
+        licence_source=under.source,
         prior_quantization=header.quantization,
     )
     return Inspected(
@@ -176,6 +198,7 @@ def _inspect_gguf(path: Path, config: CheckpointConfig, cache: DigestCache) -> I
         header.heads,
         header.kv_heads,
         2 * header.kv_heads * (header.hidden_size // header.heads) if header.heads else 0,
+        licence=under,
     )
 
 
@@ -197,11 +220,13 @@ def _inspect_directory(path: Path, config: CheckpointConfig, cache: DigestCache)
             f"checkpoint.source={config.source!r}: no tokenizer ({' or '.join(TOKENIZER_FILES)}) in {path}"
         )
     kept = kept_files(path)
+    under = licence.of_directory(path, config.licence)
     imported = ImportConfig(
         kind="hub" if config.revision else "directory",
         source=str(path),
         digest=cache.of_all(kept, path),
-        licence=config.licence,
+        licence=under.id,
+        licence_source=under.source,
         prior_quantization="",
     )
     shapes = {
@@ -224,6 +249,7 @@ def _inspect_directory(path: Path, config: CheckpointConfig, cache: DigestCache)
         int(model.get("num_key_value_heads") or model.get("num_attention_heads") or 0),
         _kv_width(model),
         tuple(name for name, t in tensors.items() if len(t.shape) > 2 and "experts" in name),
+        under,
     )
 
 

@@ -31,7 +31,7 @@ _LINEAR = {
     "ffn_up": "mlp.up_proj",
     "ffn_down": "mlp.down_proj",
 }
-HEADER_VERSION = 2  # raised when more is read from a header than caches hold
+HEADER_VERSION = 3  # raised when more is read from a header than caches hold
 
 
 class GgufHeader(Strict):
@@ -39,6 +39,8 @@ class GgufHeader(Strict):
 
     architecture: str
     licence: str
+    licence_name: str
+    licence_link: str
     linear_shapes: dict[str, tuple[int, int]]
     parameters: int
     hidden_size: int
@@ -78,6 +80,8 @@ def read_header(path: Path) -> GgufHeader:
     return GgufHeader(
         architecture=arch,
         licence=str(fields.get("general.license", "")),
+        licence_name=str(fields.get("general.license.name", "")),
+        licence_link=str(fields.get("general.license.link", "")),
         linear_shapes=shapes,
         parameters=sum(int(t.n_elements) for t in reader.tensors),
         hidden_size=int(fields.get(f"{arch}.embedding_length", 0)),

@@ -11,6 +11,7 @@ from pipelines.flow.store import Fact
 from pipelines.intake import gguf, shards
 from pipelines.intake.checkpoint import ImportConfig, kept_files, read_model_config
 from pipelines.intake.lean import without_unused
+from pipelines.intake.licence import UNKNOWN
 
 
 @without_unused()
@@ -51,7 +52,8 @@ def _facts(out: Path, config: ImportConfig) -> dict[str, Fact]:
         "vocab_size": model.get("vocab_size"),
         "tied_embeddings": bool(model.get("tie_word_embeddings")),
         "has_chat_template": _has_chat_template(out, config),
-        "licence": config.licence,
+        "licence": config.licence or UNKNOWN,
+        "licence_source": config.licence_source,
         "prior_quantization": config.prior_quantization,
     }
 

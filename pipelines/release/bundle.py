@@ -7,7 +7,6 @@ gives the same bytes.
 from __future__ import annotations
 
 import json
-import re
 import shutil
 import tarfile
 import tempfile
@@ -24,11 +23,11 @@ from pipelines.engine.table import target
 from pipelines.errors import ConfigError, EvidenceError, Problem, closest
 from pipelines.flow.store import MANIFEST, Manifest, Store, manifest, sha256_of
 from pipelines.flow.toolchain import Toolchain
+from pipelines.intake import licence
 from pipelines.release import deploy
+from pipelines.release.evidence import check_files
 from pipelines.release.ledger import Entry, Ledger
-from pipelines.release.registry import check_files
 
-LICENCES = re.compile(r"(licen[cs]e|notice|use_policy|copying).*", re.IGNORECASE)
 SUMS, CARD = "SHA256SUMS", "bundle.json"
 EXECUTABLE = frozenset({deploy.SERVE, deploy.IN_CONTAINER})
 
@@ -210,15 +209,18 @@ def _card(subject: Subject, about: Manifest, licences: tuple[str, ...]) -> Bundl
 
 
 def _licences(made: Path, subject: Subject, store: Store) -> tuple[str, ...]:
-    """Copy the base's licence and use-policy files, which every variant carries."""
+    """Copy the base's licence and use-policy files, which every variant carries, and write down who says what."""
     variant = store.path("variant", subject.candidate.keys["variant"])
     if not variant.is_dir():
         raise EvidenceError(f"{variant}: the variant is gone, and with it the base's licence files; make it again")
-    found = sorted(p for p in variant.iterdir() if p.is_file() and LICENCES.fullmatch(p.name))
-    (made / deploy.LICENCE).mkdir()
+    found = sorted(p for p in variant.iterdir() if p.is_file() and licence.FILES.fullmatch(p.name))
+    room = made / deploy.LICENCE
+    room.mkdir()
     for path in found:
-        shutil.copyfile(path, made / deploy.LICENCE / path.name)
-    return tuple(p.name for p in found)
+        shutil.copyfile(path, room / path.name)
+    names = tuple(p.name for p in found)
+    (room / deploy.ORIGIN).write_text(deploy.origin(subject.made.base, names), encoding="utf-8")
+    return names
 
 
 def _evidence(made: Path, subject: Subject, store: Store) -> None:

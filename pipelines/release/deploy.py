@@ -4,20 +4,22 @@ from __future__ import annotations
 
 import shlex
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from pipelines.decide import licences
 from pipelines.engine.table import Target
 from pipelines.flow.containers import reference
 from pipelines.flow.store import Manifest
 from pipelines.flow.toolchain import CURRENT, ContainerConfig, Toolchain
+from pipelines.intake.spdx import REF
 
 if TYPE_CHECKING:
     from pipelines.release.bundle import BundleCard
 
-ENGINE, EVIDENCE, LICENCE = "engine", "evidence", "licence"
+ENGINE, EVIDENCE, LICENCE, ORIGIN = "engine", "evidence", "licence", "ORIGIN.md"
 SERVE, IN_CONTAINER, KUBERNETES, PACKAGES = "serve.sh", "serve-in-container.sh", "kubernetes.yaml", "requirements.txt"
 MOUNTED = "/bundle"
 """Where a bundle is mounted in containers."""
@@ -173,9 +175,6 @@ def _readme(card: BundleCard, how: Served) -> str:
         if how.container is not None
         else f"pip install -r {PACKAGES}   # besides {card.made_by} itself\n    PYTHON=python3 ./{SERVE}"
     )
-    licence = card.base.get("licence", "not stated")
-    files = ", ".join(f"`{LICENCE}/{name}`" for name in card.licence_files)
-    said = f"Its files: {files}." if files else "The base ships no licence text; find it at its source."
     native = (
         "" if card.native else f"\nThis engine emulates its format: {card.native_note}. Its latency is no evidence.\n"
     )
@@ -197,5 +196,37 @@ It answers `/v1/models`, `/v1/completions` and `/v1/chat/completions` on http://
 
 ## Licence
 
-The base is under: {licence}. {said}
+{_licensed(card.base, card.licence_files)} More: `{LICENCE}/{ORIGIN}`.
 """
+
+
+def _licensed(base: Mapping[str, str], files: Sequence[str]) -> str:
+    """What the base is under, and where its text is."""
+    under = licences.of(base)
+    if not under:
+        return "**The licence of the base is unknown: pass this on to nobody before it is known.**"
+    texts = ", ".join(f"`{LICENCE}/{name}`" for name in files)
+    said = f"Its files: {texts}." if texts else "The base came without a licence text, so there is none here."
+    return f"The base is under {under} ({licences.said(base)}). {said}"
+
+
+def origin(base: Mapping[str, str], files: Sequence[str]) -> str:
+    """What is known of the licence, from where, and where its text may be read if it did not come with the base."""
+    under, link = licences.of(base), base.get("licence link", "")
+    known = {
+        "licence": under or "unknown",
+        "said by": licences.said(base) if under else base.get("licence note", "") or "nothing",
+        "overruled": base.get("licence note", "") if under else "",
+        "link": link,
+        "base": " at ".join(filter(None, (base.get("source", ""), base.get("revision", "")))),
+        "files in the base": base.get("licence files", ""),
+    }
+    lines = [f"- {name}: {text}" for name, text in known.items() if text]
+    if under and not files:
+        public = [f"https://spdx.org/licenses/{n}.html" for n in licences.names(under) if not n.startswith(REF)]
+        where = ", ".join(public or ([link] if link else [])) or "at the base's source"
+        lines += [
+            "", f"The base came without the text of its licence. It is published: {where}.",
+            "Add it before you pass on what is here, if the licence asks for that (Apache-2.0 and MIT do).",
+        ]  # fmt: skip
+    return "# Licence of the base checkpoint\n\n" + "\n".join(lines) + "\n"

@@ -26,7 +26,7 @@ from pipelines.flow.toolchain import CURRENT
 from pipelines.intake.calibration import leaking
 from pipelines.intake.heldout import listed
 from pipelines.track.connection import is_server
-from pipelines.verbs import memory
+from pipelines.verbs import licence, memory
 
 MOST_LINES = 100
 SERVED = "  (`quantgate ui` serves it)"
@@ -57,6 +57,7 @@ def plan(args: argparse.Namespace) -> Answer:
     _show_plan(planned, resolved, store.root, every=args.all)
     memory.show(taken)
     _show_leaks(campaign)
+    refused = licence.warn(campaign)
     doubts = list(radar.warnings(campaign.radar))
     for doubt in doubts:
         print(f"warning: {doubt}")
@@ -74,6 +75,7 @@ def plan(args: argparse.Namespace) -> Answer:
         "serving_memory": memory.document(taken),
         "excluded_calibration_rows": list(campaign.calibration.excluded),
         "radar": doubts,
+        "licence": campaign.base.licence.told | {"refused": refused},
         "eval_sets": [r.model_dump(mode="json") for r in resolved],
     }
     return Answer(0, document)
@@ -218,6 +220,8 @@ def decide(args: argparse.Namespace) -> Answer:
 
 def _conduct(opened: Opened, until: Until) -> Answer:
     store = opened.store
+    if until in ("decide", "run"):
+        licence.warn(opened.campaign)
     done = conduct(opened.campaign, store, until, lambda p: terminal.Watcher(len(p.to_run), p.seconds))
     _show_failures(done)
     states = [o.state for o in done.outcomes.values()]

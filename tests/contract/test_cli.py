@@ -81,6 +81,18 @@ def test_json_is_the_last_line_of_stdout(capsys: pytest.CaptureFixture[str], loc
     assert {"run"} == {step["state"] for step in document["steps"]}
 
 
+def test_plan_warns_of_a_base_whose_licence_nobody_states(capsys: pytest.CaptureFixture[str], local: list[str]) -> None:
+    """That every candidate will be vetoed is said before anything runs, with the key to state it; then it is silent."""
+    code, out, err = run(capsys, "plan", *local, "--json")
+    said = json.loads(out.splitlines()[-1])["licence"]
+    assert (0, "unknown") == (code, said["licence"])
+    assert "every candidate will be vetoed" in err and "checkpoint.licence=" in err and said["refused"] in err
+    _, out, err = run(capsys, "plan", *local, "checkpoint.licence=mit", "--json")
+    said = json.loads(out.splitlines()[-1])["licence"]
+    assert ("MIT", "stated", "") == (said["licence"], said["licence source"], said["refused"])
+    assert "licence" not in err
+
+
 def test_errors_are_json_too(capsys: pytest.CaptureFixture[str]) -> None:
     """With --json an error is a document with its exit code."""
     code, out, _ = run(capsys, "plan", "variant=[nothing]", "--json")

@@ -21,6 +21,7 @@ import openai
 import pytest
 
 from pipelines.decide.model import Decision
+from pipelines.flow.store import manifest
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(1500)]
 QUANTGATE = [sys.executable, "-c", "from pipelines.cli import entry; entry()"]
@@ -48,6 +49,7 @@ class Place:
             "items_per_set=5",
             "evalset=[support_intent,passage_qa]",
             f"checkpoint.source={self.checkpoint}",
+            "checkpoint.licence=Apache-2.0",
             f"paths.store={self.root / 'store'}",
             f"paths.ledger={self.root / 'ledger.jsonl'}",
             f"tracking.uri=sqlite:///{self.root / 'mlflow.db'}",
@@ -102,6 +104,19 @@ def test_every_candidate_has_scores_latency_and_a_verdict(finished: tuple[int, d
     assert variant.perplexity is not None
     assert made.candidates[0].perplexity is not None
     assert variant.perplexity > made.candidates[0].perplexity
+
+
+def test_everything_made_from_the_base_says_what_it_may_be_used_under(
+    place: Place, finished: tuple[int, dict[str, Any]]
+) -> None:
+    """Stated once, it is in the manifest of every artifact, in the decision and in the report."""
+    said = {"licence": "Apache-2.0", "licence_source": "stated"}
+    kinds = ("checkpoint", "calibration", "variant", "reference", "engine", "scores", "latency", "decision", "report")
+    for kind in kinds:
+        for made in (place.root / "store" / kind).iterdir():
+            assert said == {name: manifest(made).facts.get(name) for name in said}, made
+    assert ("Apache-2.0", "stated") == tuple(decision(finished[1]).base[n] for n in ("licence", "licence source"))
+    assert "Apache-2.0" in Path(finished[1]["report"]).read_text()
 
 
 def test_a_second_run_makes_nothing(place: Place, finished: tuple[int, dict[str, Any]]) -> None:

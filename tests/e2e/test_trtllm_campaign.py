@@ -56,6 +56,7 @@ class Place:
             "held_out.length=32",
             "divergence.prompts=0",
             f"checkpoint.source={self.root / 'base'}",
+            "checkpoint.licence=Apache-2.0",
             f"paths.store={self.root / 'store'}",
             f"paths.ledger={self.root / 'ledger.jsonl'}",
             f"tracking.uri=sqlite:///{self.root / 'mlflow.db'}",

@@ -22,6 +22,7 @@ from pipelines.errors import ConfigError, EvidenceError
 from pipelines.flow.store import Manifest, Store, hash_tree
 from pipelines.flow.toolchain import ContainerConfig, Toolchain
 from pipelines.release import bundle as bundles
+from pipelines.release import deploy
 from pipelines.release.ledger import Change, Ledger
 from tests import decisions
 
@@ -165,7 +166,7 @@ def test_a_bundle_holds_engine_evidence_and_licence(shop: Callable[..., Shop], t
     assert {
         "README.md", "SHA256SUMS", "bundle.json", "serve.sh", "kubernetes.yaml", "requirements.txt",
         "engine/engine.json", "engine/model.onnx", "engine/manifest.json",
-        "licence/LICENSE", "licence/USE_POLICY.md", "licence/NOTICE.txt",
+        "licence/LICENSE", "licence/USE_POLICY.md", "licence/NOTICE.txt", "licence/ORIGIN.md",
         "evidence/decision.json", "evidence/decision.md", "evidence/decision.manifest.json", "evidence/promotion.json",
         "evidence/engine.manifest.json", "evidence/variant.manifest.json", "evidence/latency.manifest.json",
         "evidence/scores-support_intent.manifest.json",
@@ -181,6 +182,42 @@ def test_a_bundle_holds_engine_evidence_and_licence(shop: Callable[..., Shop], t
     assert (0, len(found) - 1) == (checked.returncode, checked.stdout.count(": OK"))
     assert "NOT PROMOTED" not in found["README.md"].decode() + found["serve.sh"].decode()
     assert os.access(tmp_path / "out" / "serve.sh", os.X_OK) and not os.access(tmp_path / "out" / "README.md", os.X_OK)
+
+
+def test_a_base_without_a_licence_text_is_said_to_have_none(shop: Callable[..., Shop], tmp_path: Path) -> None:
+    """Which licence, who says so and where its text is published stand in its place; nothing is made up."""
+    here = shop()
+    here.promote()
+    for name in ("LICENSE", "USE_POLICY.md", "NOTICE.txt"):
+        (here.store.path("variant", here.one.keys["variant"]) / name).unlink()
+    made = here.bundle(tmp_path / "out")
+    found = contents(tmp_path / "out")
+    assert ((), ["licence/ORIGIN.md"]) == (made.licence_files, [p for p in found if p.startswith("licence/")])
+    told = found["licence/ORIGIN.md"].decode()
+    assert "- licence: Apache-2.0" in told and "https://spdx.org/licenses/Apache-2.0.html" in told
+    assert "came without a licence text" in found["README.md"].decode()
+
+
+@pytest.mark.parametrize(
+    ("base", "files", "expected", "without"),
+    [
+        ({"licence": "LicenseRef-llama3.1", "licence source": "card", "licence link": "https://a/b"}, (),
+         "It is published: https://a/b.", "spdx.org"),
+        ({"licence": "LicenseRef-ours", "licence source": "stated"}, (), "It is published: at the base's source.",
+         "overruled"),
+        ({"licence": "MIT OR Apache-2.0", "licence source": "stated", "licence note": "README.md says other"},
+         ("LICENSE",), "- overruled: README.md says other", "It is published"),
+        ({"licence": "unknown", "licence note": "its sources differ"}, (), "- said by: its sources differ", "Apache"),
+        ({"licence": "MIT", "licence files": "LICENSE sha256:ab"}, ("LICENSE",),
+         "- files in the base: LICENSE sha256:ab", "It is published"),
+    ],
+)  # fmt: skip
+def test_the_origin_of_a_licence_is_what_the_decision_knew(
+    base: dict[str, str], files: tuple[str, ...], expected: str, without: str
+) -> None:
+    """Its name, who said so, what that overruled, its link and the digests of the base's own files."""
+    told = deploy.origin(base, files)
+    assert expected in told and without not in told
 
 
 def test_the_same_engine_gives_the_same_bytes(shop: Callable[..., Shop], tmp_path: Path) -> None:

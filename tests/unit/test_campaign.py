@@ -286,6 +286,16 @@ def test_a_limit_changes_scores_and_nothing_before_them(opened: Open) -> None:
     assert one.candidates[0].scores["ticket_json"].key == other.candidates[0].scores["ticket_json"].key
 
 
+def test_a_licence_stated_later_makes_nothing_again_but_the_decision(opened: Open) -> None:
+    """What a base may be used under is no part of what is made from it."""
+    before, after = (assembled(opened("variant=[baseline]", *given)) for given in ([], ["checkpoint.licence=MIT"]))
+    assert before.base.key == after.base.key
+    assert before.candidates[0].built.key == after.candidates[0].built.key
+    assert before.decision.key != after.decision.key
+    said = [a.decision.config.base for a in (before, after)]
+    assert [("unknown", ""), ("MIT", "stated")] == [(b["licence"], b["licence source"]) for b in said]
+
+
 def test_the_same_text_elsewhere_gives_the_same_keys(opened: Open, checkpoint: Path, tmp_path: Path) -> None:
     """A copied checkpoint is the same checkpoint."""
     copy = tmp_path / "elsewhere"

@@ -77,6 +77,19 @@ def test_a_wrong_override_offers_the_closest(override: str, said: str) -> None:
     assert said in str(caught.value)
 
 
+def test_choosing_nothing_of_a_group_is_one_problem_each() -> None:
+    """The key, the empty choice and what there is to choose from; what is written in place is a choice too."""
+    with pytest.raises(ConfigError) as caught:
+        compose(["variant=[]", "evalset=[ ]"])
+    assert [("variant", []), ("evalset", [])] == [(p.key, p.value) for p in caught.value.problems]
+    told = str(caught.value.problems[0])
+    assert (
+        told.startswith("variant=[]: none is chosen; choose at least one (allowed: awq_w4a16_g64,")
+        and told.count("\n") == 0
+    )
+    assert ["mine"] == list(compose(["variant=[]", "+variant.mine={quantizer: baseline}"])["variant"])
+
+
 def test_a_sweep_is_every_combination() -> None:
     """Two choices times two choices are four jobs; a list is one value."""
     jobs = sweep(["a=1,2", "b=x,y", "c=[p,q]"])

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from pipelines.config import parse
-from pipelines.decide import evidence, stage
+from pipelines.decide import document, evidence, stage
 from pipelines.decide.decision import decide
 from pipelines.decide.gate import GateConfig
 from pipelines.decide.interval import Interval
@@ -72,9 +72,13 @@ REFERENCE = candidate(
 )
 
 
+LICENSED = {"licence": "Apache-2.0", "licence source": "card"}
+REMOTE = {"native": False, "native_note": "it is served from elsewhere", "served_on": "not stated"}
+
+
 def decided(*candidates: Candidate, rules: GateConfig | None = None) -> Decision:
     """The decision on these candidates against the reference."""
-    return decide("test", [REFERENCE, *candidates], "base", rules or gate(), {}, {})
+    return decide("test", [REFERENCE, *candidates], "base", rules or gate(), {}, LICENSED)
 
 
 @pytest.mark.parametrize(
@@ -92,6 +96,7 @@ def decided(*candidates: Candidate, rules: GateConfig | None = None) -> Decision
         ({"verdicts": ()}, "hold", "no eval set was scored"),
         ({"native": False, "native_note": "FP8 runs in fp32"}, "hold", "accuracy passes, latency is not evidence: FP8"),
         ({"native": False, "verdicts": (verdict("fail"),)}, "reject", "qa: loses more than 0.02"),
+        (REMOTE, "hold", "accuracy passes, latency is not evidence: it is served from elsewhere"),
         ({"simulated": True}, "hold", "v was made by a simulated container, which is evidence of nothing"),
         ({"simulated": True, "verdicts": (verdict("fail"),)}, "hold", "v was made by a simulated container"),
         ({"speed": None}, "hold", "no speed evidence: no latency was measured"),
@@ -132,7 +137,7 @@ def test_perplexity_guard() -> None:
 def test_without_a_reference_everything_holds() -> None:
     """When the reference itself failed there is nothing to promote against."""
     broken = REFERENCE.model_copy(update={"status": "failed", "failure": "out of memory"})
-    found = decide("test", [broken, candidate("v")], "base", gate(), {}, {})
+    found = decide("test", [broken, candidate("v")], "base", gate(), {}, LICENSED)
     assert ("hold", None, "hold") == (found.outcome, found.winner, found.candidates[1].outcome)
     assert "the reference itself failed: out of memory" in found.candidates[0].reasons
 
@@ -152,7 +157,7 @@ def test_what_is_built_and_not_judged_neither_saves_a_campaign_nor_stops_it() ->
 def test_a_reference_that_was_not_judged_is_none() -> None:
     """Nothing can be compared with an engine that never answered."""
     built = REFERENCE.model_copy(update={"unjudged": "it has no server"})
-    found = decide("test", [built, candidate("good")], "base", gate(), {}, {})
+    found = decide("test", [built, candidate("good")], "base", gate(), {}, LICENSED)
     assert ("hold", "there is no reference to compare with") == (found.outcome, found.candidates[1].reasons[0])
     assert ("the reference itself was built, not judged: it has no server",) == found.candidates[0].reasons
 
@@ -185,7 +190,7 @@ def rivals(**choice: object) -> Decision:
     """Three that pass, each ahead in something, against the reference."""
     found = [candidate(name, **{"engine_bytes": 2} | changes) for name, changes in RIVALS.items()]
     rules = gate(choice=choice)
-    return decide("test", [REFERENCE.model_copy(update=BASE), *found], "base", rules, {}, {})
+    return decide("test", [REFERENCE.model_copy(update=BASE), *found], "base", rules, {}, LICENSED)
 
 
 @pytest.mark.parametrize(("role", "winner"), [("product", "quick"), ("finance", "cheap"), ("ops", "lean")])
@@ -236,7 +241,7 @@ def test_goodput_may_stand_for_speed() -> None:
         "test",
         [REFERENCE.model_copy(update={"goodput": 1.0}), candidate("a", goodput=4.0, latency=(latency(90.0),)),
          candidate("b", goodput=2.0, latency=(latency(40.0),))],
-        "base", rules, {}, {},
+        "base", rules, {}, LICENSED,
     )  # fmt: skip
     assert "a" == made.winner
 
@@ -626,10 +631,22 @@ def test_a_simulated_artifact_is_never_promoted(tmp_path: Path, kind: str) -> No
     assert "gptq: the same run with a real container runtime" in decision.would_change
 
 
+def test_a_remote_has_a_word_of_its_own() -> None:
+    """It is not called emulated, and stating its device is what would settle it."""
+    made = decided(candidate("far", **REMOTE), candidate("near", native=False, native_note="fp32"))
+    assert ["", "remote", "emulated"] == [c.doubt for c in made.candidates]
+    assert "" == candidate("lost", **REMOTE, status="failed", failure="no answer").doubt
+    assert any("engine.served_on" in line for line in made.would_change)
+    text = document.markdown(made)
+    assert "far is a remote: its format and device are not known" in text
+    assert "The latency of near is that of an emulated format" in text
+    assert (1, 1) == (text.count("ort (remote)"), text.count("ort (emulated)"))
+
+
 def test_against_a_simulated_reference_nothing_is_promoted() -> None:
     """A comparison with it says nothing of anybody."""
     reference = REFERENCE.model_copy(update={"simulated": True})
-    found = decide("test", [reference, candidate("v")], "base", gate(), {}, {})
+    found = decide("test", [reference, candidate("v")], "base", gate(), {}, LICENSED)
     assert ("hold", "base was made by a simulated container, which is evidence of nothing") == (
         found.outcome, found.candidates[1].reasons[0]
     )  # fmt: skip

@@ -170,6 +170,22 @@ def test_failed_requests_are_later_than_any() -> None:
     assert "kept" == held(load([5.0] * 700, failed=1), 100.0).state
 
 
+@pytest.mark.parametrize(
+    ("engine", "expected"),
+    [
+        ({"native": False, "native_note": "fp32"}, []),
+        ({"native": False, "native_note": "elsewhere", "served_on": "not stated"}, ["slo"]),
+    ],
+)
+def test_a_remotes_latency_breaks_promises_and_an_emulated_formats_does_not(
+    engine: dict[str, object], expected: list[str]
+) -> None:
+    """What a server elsewhere takes is what its users wait for, whatever it runs on."""
+    broken = held(load([200.0] * 50), 100.0)
+    one = decided(candidate("v", promises=(broken,), **engine)).candidates[1]
+    assert expected == [v.kind for v in one.vetoes]
+
+
 def test_goodput_counts_requests_that_keep_every_promise() -> None:
     """Of 10 requests in 5 s one failed and three are late in one of two metrics: 6 kept, 1.2 a second."""
     times = [(10.0, 100.0)] * 6 + [(60.0, 100.0), (10.0, 900.0), (60.0, 900.0)]
@@ -191,7 +207,7 @@ def test_candidate_figures_veto() -> None:
     assert ["licence", "label", "memory", "slo"] == [v.kind for v in one.vetoes]
     assert "reject" == one.outcome
     for told in (
-        "licence is not stated, allowed MIT",
+        "licence is Apache-2.0 (its card), allowed (gate.constraints.licences): MIT",
         "residency is us, allowed eu",
         "takes 2.00 GiB at its peak, allowed 1",
     ):
