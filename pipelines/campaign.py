@@ -15,6 +15,7 @@ from pipelines import entries, radar
 from pipelines.config import Strict, find, parse
 from pipelines.decide.gate import EvalCard, GateConfig, Looks
 from pipelines.decide.gate import problems as gate_problems
+from pipelines.decide.rollout import RolloutConfig
 from pipelines.engine.pairing import Workload, told
 from pipelines.entries import Engine, Variant
 from pipelines.errors import ConfigError, InputError, Problem, closest
@@ -120,6 +121,7 @@ class CampaignConfig(Strict):
     noise_floor: NoiseFloor = NoiseFloor()
     probe: ProbeConfig
     gate: GateConfig
+    rollout: RolloutConfig = RolloutConfig()
     reference: str = Field(default="baseline", description="the variant every other one is compared with")
     tracking: Tracking = Tracking()
     paths: Paths = Paths()

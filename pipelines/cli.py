@@ -205,6 +205,17 @@ def _count(text: str) -> int:
     return number
 
 
+def _rollable(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("action", choices=("plan", "check"), help="write a rollout's plan; judge one of its steps")
+    parser.add_argument("words", nargs="*", metavar="PLAN|override", help="check: plan.yaml first; then overrides")
+    parser.add_argument("--config-dir", help="a conf/ directory of your own instead of the shipped one")
+    parser.add_argument("--model-version", help="plan: of this version, against the champion; default: the champion")
+    parser.add_argument("--out", help="plan: directory to write under; default: rollouts/ beside the ledger")
+    parser.add_argument("--step", type=_count, help="check: which step of the plan")
+    parser.add_argument("--data", metavar="FILE", help="check: JSON lines, one for each request of both arms")
+    parser.add_argument("--mlflow-run", metavar="RUN", help="check: a run that holds them, instead of a file")
+
+
 def _gc(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--keep", type=_count, default=3, help="decisions kept per campaign, newest first")
     parser.add_argument("--dry-run", action="store_true", help="only say what would go")
@@ -244,6 +255,8 @@ def _verbs() -> dict[str, Verb]:
                          lazily(release, "rollback"), True, _reversible),
         "bundle": Verb("write what one deploys of the champion: engine, serve command, evidence, licence",
                        lazily("pipelines.verbs.bundle", "bundle"), True, _bundle),
+        "canary": Verb("plan the rollout of a promoted engine; judge a step: continue (0), hold (3), roll back (4)",
+                       lazily("pipelines.verbs.canary", "canary"), False, _rollable),
         "status": Verb("show the decisions made here", lazily(keeping, "status"), True),
         "ui": Verb("open the results in MLflow", lazily("pipelines.verbs.ui", "ui"), True, _viewable),
         "doctor": Verb("say what this machine can do and what is missing",

@@ -32,6 +32,15 @@ def nominal_alpha(alpha: float, shares: tuple[float, ...]) -> float:
     return 1.0 - _NORMAL.cdf((low + high) / 2.0)
 
 
+def spent(alpha: float, look: int) -> float:
+    """Give the level of the `look`-th look where nobody planned how many there will be: alpha / (look (look + 1)).
+
+    The levels of all looks, however many, sum to `alpha`, so that by Bonferroni's inequality it holds over them
+    whatever the data of one look share with those of another.
+    """
+    return alpha / (look * (look + 1))
+
+
 def crossing(limit: float, shares: tuple[float, ...]) -> float:
     """Give the chance that the statistic of a true null is above `limit` at one look at least.
 

@@ -24,7 +24,9 @@ def promises(measured: Measured, slo: Slo) -> tuple[Promise, ...]:
     return tuple(promise(found.get(g, []), slo, g) for g in found or [Group(slo.profile)])
 
 
-def promise(requests: Sequence[Request], slo: Slo, group: Group | None = None) -> Promise:
+def promise(
+    requests: Sequence[Request], slo: Slo, group: Group | None = None, confidence: float = CONFIDENCE
+) -> Promise:
     """Hold requests against a promise: kept only where the upper bound of the percentile is within it.
 
     A failed request has no latency, so it counts as later than any; one that the probe interrupted is left out.
@@ -32,14 +34,14 @@ def promise(requests: Sequence[Request], slo: Slo, group: Group | None = None) -
     mine = [r for r in requests if r.profile == slo.profile and (r.ok or r.failed)]
     values = [math.inf if (v := r.value(slo.metric)) is None else v for r in mine]
     share = slo.percentile / 100.0
-    lower, upper = (None if b is None or math.isinf(b) else b for b in stats.quantile_bounds(values, share, CONFIDENCE))
-    least = stats.quantile_bounds(values, share, CONFIDENCE)[0]
+    least, most = stats.quantile_bounds(values, share, confidence)
+    lower, upper = (None if b is None or math.isinf(b) else b for b in (least, most))
     kept, broken = upper is not None and upper <= slo.max_ms, least is not None and least > slo.max_ms
     value = percentile(values, slo.percentile) if values else None
     return Promise(
         profile=slo.profile, metric=slo.metric, percentile=slo.percentile, max_ms=slo.max_ms,
         phase=group.phase if group else 0, bucket=group.bucket if group else "",
         value=None if value is None or math.isinf(value) else value, lower=lower, upper=upper, requests=len(values),
-        requests_needed=stats.observations_needed(share, CONFIDENCE, one_sided=True),
+        requests_needed=stats.observations_needed(share, confidence, one_sided=True),
         state="kept" if kept else "broken" if broken else "open",
     )  # fmt: skip

@@ -76,10 +76,10 @@ def paired_score_interval(
     def score(difference: float) -> float:
         return paired_score(gains, losses, n, difference)
 
-    return _root(score, z, -_EDGE, at), _root(score, -z, at, _EDGE)
+    return root(score, z, -_EDGE, at), root(score, -z, at, _EDGE)
 
 
-def _root(decreasing: Callable[[float], float], target: float, low: float, high: float) -> float:
+def root(decreasing: Callable[[float], float], target: float, low: float, high: float) -> float:
     """Find where a decreasing function meets `target`; the end of the range when it never does."""
     if decreasing(low) <= target:
         return round(low)
@@ -150,8 +150,8 @@ def ratio_interval(
     low, high = _LOWEST_RATIO, max(4.0, 4.0 * at)
     while score(high) > -z:
         high *= 2.0
-    lower = low if score(low) <= z else _root(score, z, low, max(at, low))
-    return lower, _root(score, -z, max(at, low), high)
+    lower = low if score(low) <= z else root(score, z, low, max(at, low))
+    return lower, root(score, -z, max(at, low), high)
 
 
 def mcnemar_exact(gains: int, losses: int) -> float:
@@ -294,7 +294,7 @@ def smallest_loss(n: float, flips: float, alpha: float, power: float) -> float:
     at_best = z2 / (n + z2)  # with no flip at all
     if power_of(n, flips, _EDGE, alpha) < power:
         return 1.0
-    return max(at_best, _root(lambda margin: -power_of(n, flips, margin, alpha), -power, 0.0, _EDGE))
+    return max(at_best, root(lambda margin: -power_of(n, flips, margin, alpha), -power, 0.0, _EDGE))
 
 
 def items_needed(flips: float, margin: float, alpha: float, power: float) -> int:
