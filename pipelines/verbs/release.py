@@ -67,7 +67,15 @@ def promote(args: argparse.Namespace) -> Answer:
         candidate=args.candidate,
         override_reason=args.override,
     )
-    return _released(release)
+    answer = _released(release)
+    return Answer(answer.code, answer.document | {"rollout": _rollout(args) if release.changed else ""})
+
+
+def _rollout(args: argparse.Namespace) -> str:
+    """Plan the rollout of who was just promoted, and give the plan's place."""
+    from pipelines.verbs.canary import after_promotion
+
+    return after_promotion(args.overrides, args.config_dir)
 
 
 def rollback(args: argparse.Namespace) -> Answer:
