@@ -58,6 +58,10 @@ LATENCY = Stage(
 DECISION = Stage(
     "decision", "decision", 4, "pipelines.decide.stage:run", "pipelines.decide.stage:DecisionConfig", ("scipy",)
 )
+REASSESSMENT = Stage(
+    "reassessment", "reassessment", 1, "pipelines.decide.reassessing:run", "pipelines.decide.reassessing:ReassessConfig",
+    ("scipy",),
+)  # fmt: skip
 REPORT = Stage("report", "report", 1, "pipelines.track.report:run", "pipelines.track.report:ReportConfig")
 TRACK = Stage("track", "track", 1, "pipelines.track.runs:run", "pipelines.track.runs:TrackingConfig", ("mlflow",))
 

@@ -48,7 +48,8 @@ class Step:
     `batch` may share one child process, and with it imports and a running engine, unless they run in unlike toolchains.
     `seconds` are what it may take here; `guess` what counting its operations gives, 0 where nobody counts them;
     `memory_bytes` its peak, 0 where nobody knows. `pinned` is the key of an artifact that is there already, made by a
-    step nobody here knows; such a step is only read.
+    step nobody here knows; such a step is only read. `again` marks a measurement that is to be taken anew, though it was
+    taken before from the same inputs.
     """
 
     stage: Stage
@@ -64,6 +65,7 @@ class Step:
     guess: float = 0.0
     memory_bytes: int = 0
     pinned: str = ""
+    again: str = ""
 
     @property
     def config_data(self) -> dict[str, Any]:
@@ -82,6 +84,7 @@ class Step:
                 "toolchain": dict(self.toolchain),
                 "device": dict(self.device) if self.device is not None else None,
             }
+            | ({"again": self.again} if self.again else {})
         )
 
     @cached_property

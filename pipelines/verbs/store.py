@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 
 from pipelines import terminal
@@ -78,18 +78,28 @@ def gc(args: argparse.Namespace) -> Answer:
 
 
 def _roots(everything: Mapping[Path, Manifest], ledger: Path, keep: int) -> set[str]:
-    """Recent decisions of each campaign with their reports and tracks, and every one the ledger says was promoted."""
+    """Recent decisions of each campaign and every one the ledger says was promoted, with their reports and tracks, and
+    the last reassessments of each."""
     from pipelines.release.ledger import Ledger
 
-    by_campaign: dict[str, list[Manifest]] = {}
-    for made in everything.values():
-        if made.kind == "decision":
-            by_campaign.setdefault(str(made.config["campaign"]), []).append(made)
-    recent = {m.key for ms in by_campaign.values() for m in sorted(ms, key=lambda m: m.started, reverse=True)[:keep]}
+    recent = {m.key for m in _newest(everything, "decision", lambda m: str(m.config["campaign"]), keep)}
     promoted = {entry.change.decision_key[:16] for entry in Ledger(ledger).entries()}
     recent |= {m.key for m in everything.values() if m.key[:16] in promoted}
     above = {m.key for m in everything.values() if m.kind in ("report", "track") and recent & set(_inputs(m))}
-    return recent | above
+    looked = _newest(everything, "reassessment", lambda m: str(m.inputs["then"]), keep)
+    return recent | above | {m.key for m in looked if m.inputs["then"] in recent}
+
+
+def _newest(
+    everything: Mapping[Path, Manifest], kind: str, of: Callable[[Manifest], str], keep: int
+) -> Iterator[Manifest]:
+    """The newest artifacts of a kind, so many of each group."""
+    groups: dict[str, list[Manifest]] = {}
+    for made in everything.values():
+        if made.kind == kind:
+            groups.setdefault(of(made), []).append(made)
+    for found in groups.values():
+        yield from sorted(found, key=lambda m: m.started, reverse=True)[:keep]
 
 
 def reachable(manifests: Iterable[Manifest], roots: set[str]) -> set[str]:

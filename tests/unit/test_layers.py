@@ -19,7 +19,7 @@ LEVEL = {
     "intake": 2, "divergence": 2, "quantize": 3, "engine": 4, "evaluate": 5, "probe": 5, "decide": 5,
     "track": 6, "release": 6,
     "compose": 1, "workload": 6, "entries": 6, "campaign": 7, "stages": 8, "assembly": 9, "conduct": 10, "terminal": 7,
-    "cli": 11, "verbs": 12, "radar": 1,
+    "cli": 11, "verbs": 12, "radar": 1, "moved": 6, "promoted": 9, "reassembly": 10,
 }  # fmt: skip
 # What each side may know of a neighbour of its own level.
 ALLOWED = {("decide", "probe"): {"pipelines.probe.latency"}, ("release", "track"): None, ("track", "release"): None}
