@@ -227,51 +227,6 @@ def _gc(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--dry-run", action="store_true", help="only say what would go")
 
 
-def _bundle(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--out", help="directory, or .tar, to write; default: one in bundles/ named after the engine")
-    parser.add_argument("--unpromoted", action="store_true", help="bundle what nobody promoted, and say so inside")
-    parser.add_argument("--candidate", help="which; default: the champion, with --unpromoted the decision's winner")
-
-
-def _viewable(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--port", type=_port_number, default=UI_PORT, help="loopback port of the MLflow server")
-    parser.add_argument(
-        "--browser",
-        action=argparse.BooleanOptionalAction,
-        help="open the link in a browser; default: at a terminal on this machine's own display",
-    )
-
-
-def _port_number(text: str) -> int:
-    number = int(text)
-    if number not in PORTS:
-        raise argparse.ArgumentTypeError(f"{number} is no port: {PORTS.start} to {PORTS.stop - 1}")
-    return number
-
-
-def _count(text: str) -> int:
-    number = int(text)
-    if number < 0:
-        raise argparse.ArgumentTypeError(f"{number} is below 0")
-    return number
-
-
-def _rollable(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("action", choices=("plan", "check"), help="write a rollout's plan; judge one of its steps")
-    parser.add_argument("words", nargs="*", metavar="PLAN|override", help="check: plan.yaml first; then overrides")
-    parser.add_argument("--config-dir", help="a conf/ directory of your own instead of the shipped one")
-    parser.add_argument("--model-version", help="plan: of this version, against the champion; default: the champion")
-    parser.add_argument("--out", help="plan: directory to write under; default: rollouts/ beside the ledger")
-    parser.add_argument("--step", type=_count, help="check: which step of the plan")
-    parser.add_argument("--data", metavar="FILE", help="check: JSON lines, one for each request of both arms")
-    parser.add_argument("--mlflow-run", metavar="RUN", help="check: a run that holds them, instead of a file")
-
-
-def _gc(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--keep", type=_count, default=3, help="decisions kept per campaign, newest first")
-    parser.add_argument("--dry-run", action="store_true", help="only say what would go")
-
-
 def _toolchain(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("action", choices=("list", "sync", "check"), help="show them; make them; compare with locks")
     parser.add_argument(
@@ -306,8 +261,6 @@ def _verbs() -> dict[str, Verb]:
                          lazily(release, "rollback"), True, _reversible),
         "reassess": Verb("judge the champion again on new items, toolchains or a new base, and say what changed",
                          lazily("pipelines.verbs.reassess", "reassess"), True, _reassessable),
-        "bundle": Verb("write what one deploys of the champion: engine, serve command, evidence, licence",
-                       lazily("pipelines.verbs.bundle", "bundle"), True, _bundle),
         "bundle": Verb("write what one deploys of the champion: engine, serve command, evidence, licence",
                        lazily("pipelines.verbs.bundle", "bundle"), True, _bundle),
         "canary": Verb("plan the rollout of a promoted engine; judge a step: continue (0), hold (3), roll back (4)",
