@@ -122,7 +122,8 @@ def _parser(name: str, verb: Verb) -> argparse.ArgumentParser:
 
 
 def _help(verbs: dict[str, Verb]) -> str:
-    lines = [f"  {name:9} {verb.summary}" for name, verb in verbs.items()]
+    width = max(map(len, verbs))
+    lines = [f"  {name:{width}} {verb.summary}" for name, verb in verbs.items()]
     return "\n".join(
         [
             "usage: quantgate VERB [overrides] [--json]",
@@ -169,6 +170,12 @@ def _promotable(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--actor", help="who promotes; default: the user this runs as")
     parser.add_argument("--override", metavar="REASON", help="promote without a decision of promote, for this reason")
     parser.add_argument("--candidate", help="with --override: which candidate")
+
+
+def _repairable(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--repair", action="store_true", help="first finish or undo a promotion or rollback that a crash cut short"
+    )
 
 
 def _reversible(parser: argparse.ArgumentParser) -> None:
@@ -259,6 +266,10 @@ def _verbs() -> dict[str, Verb]:
         "promote": Verb("make the winner of a decision the champion", lazily(release, "promote"), True, _promotable),
         "rollback": Verb("make the champion before it the champion again",
                          lazily(release, "rollback"), True, _reversible),
+        "history": Verb("show every promotion and rollback: when, who, why, and how it ended",
+                        lazily(release, "history"), True),
+        "verify-ledger": Verb("hold the ledger against itself, what it refers to, and the registry's aliases",
+                              lazily(release, "verify_ledger"), True, _repairable),
         "reassess": Verb("judge the champion again on new items, toolchains or a new base, and say what changed",
                          lazily("pipelines.verbs.reassess", "reassess"), True, _reassessable),
         "bundle": Verb("write what one deploys of the champion: engine, serve command, evidence, licence",

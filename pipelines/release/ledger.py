@@ -9,6 +9,7 @@ import hashlib
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Literal
@@ -22,8 +23,32 @@ FIRST = "0" * 64
 State = Literal["intent", "alias_set", "committed", "aborted"]
 
 
+class Evidence(Strict):
+    """What a promotion rests on, by reference: where it is, how to see that it was not changed, and what was found.
+
+    decision_sha256: of decision.json. outcome: what the decision says of the candidate. run_id and parent_run_id: its
+    run in MLflow and the campaign's. answered: what the engine answered when it was started for this promotion.
+    """
+
+    candidate: str
+    outcome: str
+    engine_uri: str
+    manifest_sha256: str
+    decision_uri: str
+    decision_sha256: str
+    report_uri: str = ""
+    run_id: str = ""
+    parent_run_id: str = ""
+    licence: str = ""
+    answered: str = ""
+
+
 class Change(Strict):
-    """What a transaction does: the versions that champion and previous point at before, and the new champion."""
+    """What a transaction does: the versions that champion and previous point at before, and the new champion.
+
+    registry: the tracking URI whose aliases it sets, without secrets. Entries made before there were such fields lack
+    them, and a seal is over what was written, so a new field needs a default.
+    """
 
     action: Literal["promote", "rollback"]
     model: str
@@ -34,6 +59,14 @@ class Change(Strict):
     override_reason: str | None
     decision_key: str
     engine_key: str
+    registry: str = ""
+    evidence: Evidence | None = None
+
+    @property
+    def previous(self) -> str | None:
+        """The version that `previous` points at afterwards: the champion of before, and never the champion itself."""
+        before = (self.champion_before, self.previous_before)
+        return next((one for one in before if one not in (None, self.version)), None)
 
 
 class Entry(Strict):
@@ -47,6 +80,15 @@ class Entry(Strict):
     note: str
     before: str
     seal: str
+
+
+@dataclass(frozen=True, slots=True)
+class Reading:
+    """A ledger as it stands: its readable entries, what is wrong with its lines, and whether a crash cut the last."""
+
+    entries: tuple[Entry, ...]
+    faults: tuple[str, ...]
+    torn: bool
 
 
 class Ledger:
@@ -79,16 +121,32 @@ class Ledger:
         Raises:
             EvidenceError: a line was changed, removed, added or reordered; the first one is named.
         """
+        found = self.read()
+        if found.faults:
+            raise EvidenceError(found.faults[0])
+        return list(found.entries)
+
+    def read(self) -> Reading:
+        """Every line, and each that was changed, or that another was removed, added or moved before."""
         if not self.path.exists():
-            return []
-        found: list[Entry] = []
-        for number, line in enumerate(self._whole_lines(), start=1):
-            entry = self._entry(number, line)
-            before = found[-1].seal if found else FIRST
-            if (entry.seq, entry.before, entry.seal) != (number, before, seal(entry)):
-                raise EvidenceError(f"{self.path}:{number}: the ledger was changed here; its hash chain is broken")
-            found.append(entry)
-        return found
+            return Reading((), (), torn=False)
+        *lines, rest = self.path.read_bytes().split(b"\n")
+        entries: list[Entry] = []
+        faults: list[str] = []
+        seq, before = 0, FIRST
+        for number, line in enumerate(lines, start=1):
+            where, entry = f"{self.path}:{number}", _entry(line)
+            if entry is None:
+                faults.append(f"{where}: not an entry of the ledger; the file was changed here")
+                seq, before = seq + 1, ""
+                continue
+            if entry.seal != seal(entry) or line != _text(entry).encode():
+                faults.append(f"{where}: the ledger was changed here; the line does not match its seal")
+            elif before and (entry.seq, entry.before) != (seq + 1, before):
+                faults.append(f"{where}: the ledger was changed here; its hash chain is broken before this line")
+            entries.append(entry)
+            seq, before = entry.seq, entry.seal
+        return Reading(tuple(entries), tuple(faults), torn=bool(rest))
 
     def append(self, transaction: str, state: State, change: Change, note: str = "") -> Entry:
         """Add one entry and make it durable before returning."""
@@ -105,10 +163,13 @@ class Ledger:
         )
         entry = bare.model_copy(update={"seal": seal(bare)})
         self._cut_torn_line()
+        first = not self.path.exists()
         with self.path.open("ab") as f:
-            f.write(entry.model_dump_json().encode() + b"\n")
+            f.write(_text(entry).encode() + b"\n")
             f.flush()
             os.fsync(f.fileno())
+        if first:
+            _sync_directory(self.path.parent)
         return entry
 
     def open_transaction(self) -> Entry | None:
@@ -126,27 +187,37 @@ class Ledger:
         done = self.committed(model)
         return None if done is None else done.change.version
 
-    def _entry(self, number: int, line: bytes) -> Entry:
-        try:
-            return Entry.model_validate_json(line)
-        except ValidationError:
-            raise EvidenceError(
-                f"{self.path}:{number}: not an entry of the ledger; the file was changed here"
-            ) from None
-
-    def _whole_lines(self) -> list[bytes]:
-        return self.path.read_bytes().split(b"\n")[:-1]
-
     def _cut_torn_line(self) -> None:
         """Drop what a crash left after the last newline; it never became an entry."""
         if not self.path.exists():
             return
-        whole = sum(len(line) + 1 for line in self._whole_lines())
-        if whole < self.path.stat().st_size:
+        rest = self.path.read_bytes().rpartition(b"\n")[2]
+        if rest:
             with self.path.open("r+b") as f:
-                f.truncate(whole)
+                f.truncate(self.path.stat().st_size - len(rest))
 
 
 def seal(entry: Entry) -> str:
-    """sha256 over the entry without its seal; the line before enters through `before`."""
-    return hashlib.sha256(entry.model_copy(update={"seal": ""}).model_dump_json().encode()).hexdigest()
+    """sha256 over the entry as it was written, without its seal; the line before enters through `before`."""
+    return hashlib.sha256(_text(entry.model_copy(update={"seal": ""})).encode()).hexdigest()
+
+
+def _text(entry: Entry) -> str:
+    """An entry's line: fields that it was made without are not in it."""
+    return entry.model_dump_json(exclude_unset=True)
+
+
+def _entry(line: bytes) -> Entry | None:
+    try:
+        return Entry.model_validate_json(line)
+    except ValidationError:
+        return None
+
+
+def _sync_directory(path: Path) -> None:
+    """Make a new file's name durable."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

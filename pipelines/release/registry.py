@@ -1,27 +1,33 @@
 """Promotion and rollback by registry alias: champion is who a decision names, or a person's recorded override.
 
-MLflow sets an alias without comparing, so every change is one transaction of the ledger, made under its lock.
+What takes long (hashing, starting the engine) is done first; then the ledger's lock is taken, and what may have changed
+since is looked at again before anything is set.
 """
 
 from __future__ import annotations
 
-import uuid
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 from urllib.parse import unquote, urlsplit
 
 from pipelines.decide.model import Candidate, Decision
-from pipelines.errors import ConfigError, EvidenceError, Problem, closest
-from pipelines.flow.store import MANIFEST, Store, manifest, sha256_of, verify
-from pipelines.release.ledger import Change, Ledger
+from pipelines.errors import ConfigError, EvidenceError, Problem
+from pipelines.flow.store import MANIFEST, Store, sha256_of
+from pipelines.release import conditions, evidence, transaction
+from pipelines.release.ledger import Change, Evidence, Ledger
 from pipelines.track import versions
 from pipelines.track.connection import database, session
+from pipelines.track.masking import masked_text
 from pipelines.track.report import read
 
 if TYPE_CHECKING:
     from mlflow.entities.model_registry import ModelVersion
     from mlflow.tracking import MlflowClient
+
+Answers = Callable[[Path], str]
+"""Starts an engine, has it answer, and says what came; raises where nothing does."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,107 +39,172 @@ class Registry:
     model: str = ""
     timeout_s: float = 10.0
 
+    @property
+    def name(self) -> str:
+        """The tracking URI as it may be written down."""
+        return masked_text(self.tracking_uri)
+
+
+@dataclass(frozen=True, slots=True)
+class Person:
+    """Who acts, and why against what is decided (or why back)."""
+
+    actor: str
+    reason: str | None = None
+
+    @property
+    def overrides(self) -> bool:
+        return self.reason is not None
+
 
 @dataclass(frozen=True, slots=True)
 class Release:
-    """What became champion. `changed` is false where it already was."""
+    """What is champion now, by which decision. `changed` is false where it already was; `noted` is what a person
+    overrode, `repaired` what an earlier crash had left."""
 
     model: str
     version: str
     previous: str | None
+    candidate: str
     engine: Path
+    decision: Path
     actor: str
     overridden: bool
     changed: bool
     repaired: str
+    noted: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class _Subject:
+    """Who is to be promoted, to which model, by whom."""
+
+    model: str
+    made: Decision
+    decision: Path
+    chosen: Candidate
+    engine: Path
+    person: Person
+
+    def release(self, version: str, previous: str | None, repaired: str, *, changed: bool, noted: str = "") -> Release:
+        by = self.person
+        return Release(
+            self.model, version, previous, self.chosen.label, self.engine, self.decision, by.actor, by.overrides,
+            changed, repaired, noted,
+        )  # fmt: skip
+
+    def tags(self) -> dict[str, str]:
+        return versions.evidence(self.made, self.chosen, self.decision.name, self.engine)
+
+
+@dataclass(frozen=True, slots=True)
+class _Ready:
+    """What was proved without the lock: the engine's files as they were seen, the evidence, what a person overrode."""
+
+    seen: evidence.Seen
+    rests_on: Evidence
+    noted: str
 
 
 def promote(
     registry: Registry,
     decision: Path,
     store: Store,
+    person: Person,
+    answers: Answers,
     *,
-    actor: str,
     candidate: str | None = None,
-    override_reason: str | None = None,
+    tell: evidence.Tell | None = None,
 ) -> Release:
     """Make the decision's winner champion, and the champion of before `previous`.
 
-    `override_reason` lets a person promote what the decision does not, or over a champion that the decision did
-    not know of; it goes into the ledger with the actor.
+    A person with a reason may promote what the decision does not, over a champion that the decision did not know of,
+    under a licence that the gate does not allow, or on from a ledger whose end is gone; it goes into the ledger with
+    the name. Nothing overrides files that differ, an engine that does not answer, an unknown licence, evidence that is
+    gone, or another promotion that was quicker.
 
     Raises:
-        EvidenceError: the decision is not to promote, an engine file differs from its manifest, or the champion is
-            not the one that the decision was recorded against.
-        EnvironmentProblem: the registry is away; a transaction cut short is finished or undone by the next call.
+        EvidenceError: the decision is not to promote, something that it rests on is gone or was changed, the engine
+            does not answer, or the champion is not the one that the decision was made against.
+        EnvironmentProblem: the registry is away, or the engine cannot run here; a transaction cut short is finished or
+            undone by the next call.
     """
     made = read(decision)
-    overridden = _override(actor, override_reason)
-    chosen = _chosen(made, candidate, overridden)
+    conditions.named(person.actor, person.reason)
+    chosen = conditions.chosen(made, candidate, overridden=person.overrides)
     engine = store.path("engine", chosen.keys["engine"])
-    check_files(engine)
-    _check_real(engine)
-    model, ledger = registry.model or made.campaign, Ledger(registry.ledger)
-    with ledger.locked(), session(registry.tracking_uri, timeout_s=registry.timeout_s) as client:
-        repaired = repair(client, ledger)
-        tags = versions.evidence(made, chosen, decision.name, engine)
-        version = client.get_model_version(model, versions.ensure(client, model, tags, None))
-        champion = versions.alias(client, model, versions.CHAMPION)
-        if champion is not None and champion.version == version.version:
-            return Release(model, str(version.version), None, engine, actor, overridden, False, repaired)
-        _check_version(version, tags)
-        if not overridden:
-            _check_champion(ledger, model, version, champion)
-        change = Change(
-            action="promote",
-            model=model,
-            version=str(version.version),
-            champion_before=_number(champion),
-            previous_before=_number(versions.alias(client, model, versions.PREVIOUS)),
-            actor=actor,
-            override_reason=override_reason,
-            decision_key=decision.name,
-            engine_key=engine.name,
-        )
-        _transact(client, ledger, change)
-    return Release(model, change.version, change.champion_before, engine, actor, overridden, True, repaired)
+    subject = _Subject(registry.model or made.campaign, made, decision, chosen, engine, person)
+    ledger = Ledger(registry.ledger)
+    with session(registry.tracking_uri, timeout_s=registry.timeout_s) as client:
+        with ledger.locked():
+            repaired = transaction.repair(client, ledger, registry.name)
+            before, known = transaction.number(client, subject.model, versions.CHAMPION), ledger.champion(subject.model)
+        if before is not None and before == known and _stands_for(client, subject, before):
+            evidence.check_files(engine, tell)
+            previous = transaction.number(client, subject.model, versions.PREVIOUS)
+            return subject.release(before, previous, repaired, changed=False)
+        ready = _prepare(subject, store, answers, tell)
+        with ledger.locked():
+            again = transaction.repair(client, ledger, registry.name)
+            return _promote(client, ledger, registry.name, subject, ready, before, repaired or again)
 
 
-def rollback(registry: Registry, *, actor: str, reason: str | None = None) -> Release:
+def rollback(registry: Registry, store: Store, person: Person, *, tell: evidence.Tell | None = None) -> Release:
     """Make `previous` champion again after verifying its files; the champion of now becomes `previous`.
+
+    Nothing is evaluated or started again. A ledger whose end was cut off does not stop it, and is noted; with a reason
+    neither does a licence that the gate of its decision does not allow.
 
     Raises:
         EvidenceError: there is no previous version, or its engine's files are not what they were.
     """
-    _override(actor, reason)
-    if not registry.model:
+    conditions.named(person.actor, person.reason)
+    model = registry.model
+    if not model:
         raise ConfigError([Problem("tracking.registered_model", "", "rollback needs the registered model's name")])
     ledger = Ledger(registry.ledger)
-    with ledger.locked(), session(registry.tracking_uri, timeout_s=registry.timeout_s) as client:
-        repaired = repair(client, ledger)
-        target = versions.alias(client, registry.model, versions.PREVIOUS)
-        if target is None:
-            raise EvidenceError(
-                f"{registry.model}: no version has the alias {versions.PREVIOUS!r}; nothing to go back to"
-            )
+    with session(registry.tracking_uri, timeout_s=registry.timeout_s) as client:
+        with ledger.locked():
+            repaired = transaction.repair(client, ledger, registry.name)
+            before, target = conditions.champion_and_previous(client, model)
         engine = _engine_of(target)
-        check_files(engine)
-        _check_real(engine)
-        if sha256_of(engine / MANIFEST) != target.tags.get("manifest_sha256"):
-            raise EvidenceError(f"{engine / MANIFEST}: not the manifest that version {target.version} was made with")
-        change = Change(
-            action="rollback",
-            model=registry.model,
-            version=str(target.version),
-            champion_before=_number(versions.alias(client, registry.model, versions.CHAMPION)),
-            previous_before=str(target.version),
-            actor=actor,
-            override_reason=reason,
-            decision_key=target.tags.get("decision_key", ""),
-            engine_key=target.tags.get("engine_key", ""),
-        )
-        _transact(client, ledger, change)
-    return Release(registry.model, change.version, change.champion_before, engine, actor, False, True, repaired)
+        seen = _unchanged(engine, target, tell)
+        noted = conditions.still_licensed(target, engine, store, overridden=person.overrides)
+        with ledger.locked():
+            repaired = transaction.repair(client, ledger, registry.name) or repaired
+            now, previous = conditions.champion_and_previous(client, model)
+            if (now, previous.version) != (before, target.version):
+                raise EvidenceError(f"{model}: somebody changed the champion while files were verified; look again")
+            seen.check()
+            lost = transaction.cut(transaction.marked(client, model), ledger.entries())
+            change = Change(
+                action="rollback",
+                model=model,
+                version=str(target.version),
+                champion_before=now,
+                previous_before=str(target.version),
+                actor=person.actor,
+                override_reason=person.reason,
+                decision_key=target.tags.get("decision_key", ""),
+                engine_key=target.tags.get("engine_key", ""),
+                registry=registry.name,
+                evidence=evidence.recorded(target.tags),
+            )
+            told = "; ".join(filter(None, (noted, lost)))
+            transaction.commit(client, ledger, change, told)
+    return Release(
+        model=model,
+        version=change.version,
+        previous=change.previous,
+        candidate=target.tags.get("candidate", ""),
+        engine=engine,
+        decision=store.path("decision", change.decision_key),
+        actor=person.actor,
+        overridden=False,
+        changed=True,
+        repaired=repaired,
+        noted=told,
+    )
 
 
 def aliased(tracking_uri: str, timeout_s: float = 10.0) -> set[str]:
@@ -158,123 +229,99 @@ def aliased(tracking_uri: str, timeout_s: float = 10.0) -> set[str]:
     return found
 
 
-def repair(client: MlflowClient, ledger: Ledger) -> str:
-    """Finish or undo a transaction that was cut short; say what was done, "" where nothing was open."""
-    left = ledger.open_transaction()
-    if left is None:
-        return ""
-    change = left.change
-    champion = _number(versions.alias(client, change.model, versions.CHAMPION))
-    if champion == change.version:
-        _set_aliases(client, change)
-        if left.state == "intent":
-            ledger.append(left.transaction, "alias_set", change, "found set after a crash")
-        ledger.append(left.transaction, "committed", change, "finished after a crash")
-        return f"finished the {change.action} to version {change.version} that was cut short"
-    why = "cut short before anything changed" if champion == change.champion_before else f"champion is now {champion}"
-    ledger.append(left.transaction, "aborted", change, why)
-    return f"gave up the {change.action} to version {change.version}: {why}"
+def repair(registry: Registry) -> str:
+    """Finish or undo what a crash left, as the next promotion or rollback would; say what was done."""
+    ledger = Ledger(registry.ledger)
+    with ledger.locked(), session(registry.tracking_uri, timeout_s=registry.timeout_s) as client:
+        return transaction.repair(client, ledger, registry.name)
 
 
-def check_files(engine: Path) -> None:
-    """Prove that an engine is, byte for byte, what was measured.
+def _stands_for(client: MlflowClient, subject: _Subject, version: str) -> bool:
+    """Whether a version is this engine by this decision."""
+    found = versions.find(client, subject.model, subject.engine.name, subject.decision.name)
+    return found is not None and str(found.version) == version
 
-    Raises:
-        EvidenceError: the engine is gone, or files differ from its manifest; they are named.
-    """
-    differing = verify(engine)
-    if differing:
-        listed = ", ".join(differing[:5]) + (f" and {len(differing) - 5} more" if len(differing) > 5 else "")
+
+def _prepare(subject: _Subject, store: Store, answers: Answers, tell: evidence.Tell | None) -> _Ready:
+    """Prove everything that takes long and needs no lock."""
+    engine, chosen = subject.engine, subject.chosen
+    conditions.real(engine)
+    under, noted = conditions.licensed(subject.made, chosen, engine, overridden=subject.person.overrides)
+    evidence.check_judged(subject.decision, chosen, store)
+    seen = evidence.check_files(engine, tell)
+    if tell is not None:
+        tell(f"starting {engine}")
+    answered = answers(engine)
+    found = evidence.gathered(subject.made, subject.decision, chosen, engine, store)
+    return _Ready(seen, found.model_copy(update={"licence": under, "answered": answered}), noted)
+
+
+def _promote(
+    client: MlflowClient,
+    ledger: Ledger,
+    registry: str,
+    subject: _Subject,
+    ready: _Ready,
+    before: str | None,
+    repaired: str,
+) -> Release:
+    """Look again at what may have changed, and change the champion. Under the lock."""
+    model, person = subject.model, subject.person
+    version = client.get_model_version(model, versions.ensure(client, model, subject.tags(), None))
+    now = transaction.number(client, model, versions.CHAMPION)
+    previous = transaction.number(client, model, versions.PREVIOUS)
+    if now is not None and now == str(version.version) == ledger.champion(model):  # the same, by somebody quicker
+        return subject.release(now, previous, repaired, changed=False)
+    if now != before:
         raise EvidenceError(
-            f"{engine}: not the engine that was measured; these files differ from its manifest: {listed}"
+            f"{model}: version {now} became champion (before: {before or versions.NOBODY}) while this promotion was "
+            "being prepared; decide again against it"
         )
+    ready.seen.check()
+    _registered(version, ready.rests_on)
+    noted = conditions.undisturbed(client, ledger, version, subject.decision, overridden=person.overrides)
+    change = Change(
+        action="promote",
+        model=model,
+        version=str(version.version),
+        champion_before=now,
+        previous_before=previous,
+        actor=person.actor,
+        override_reason=person.reason,
+        decision_key=subject.decision.name,
+        engine_key=subject.engine.name,
+        registry=registry,
+        evidence=_linked(client, version, subject, ready.rests_on),
+    )
+    told = "; ".join(filter(None, (ready.noted, noted)))
+    transaction.commit(client, ledger, change, told)
+    return subject.release(change.version, change.previous, repaired, changed=True, noted=told)
 
 
-def _transact(client: MlflowClient, ledger: Ledger, change: Change) -> None:
-    transaction = uuid.uuid4().hex[:12]
-    ledger.append(transaction, "intent", change)
-    _set_aliases(client, change)
-    ledger.append(transaction, "alias_set", change)
-    now = _number(versions.alias(client, change.model, versions.CHAMPION))
-    if now != change.version:
-        ledger.append(transaction, "aborted", change, f"read back champion {now}")
-        raise EvidenceError(
-            f"{change.model}: champion reads back as {now}, not {change.version}; somebody else changed it"
-        )
-    ledger.append(transaction, "committed", change)
+def _linked(client: MlflowClient, version: ModelVersion, subject: _Subject, rests_on: Evidence) -> Evidence:
+    """The evidence with its runs in MLflow, written onto the version as tags."""
+    run, parent = evidence.runs(client, version, subject.decision.name, subject.chosen.label)
+    found = rests_on.model_copy(update={"run_id": run, "parent_run_id": parent})
+    versions.link(client, version, found.model_dump())
+    return found
 
 
-def _set_aliases(client: MlflowClient, change: Change) -> None:
-    """Champion first: as long as it is the old one, nothing has changed."""
-    client.set_registered_model_alias(change.model, versions.CHAMPION, change.version)
-    if change.champion_before is not None:
-        client.set_registered_model_alias(change.model, versions.PREVIOUS, change.champion_before)
-
-
-def _override(actor: str, reason: str | None) -> bool:
-    """Say whether a person overrides; both must be named."""
-    problems = [] if actor.strip() else [Problem("actor", actor, "empty; the ledger records who did it")]
-    if reason is not None and not reason.strip():
-        problems.append(Problem("override", reason, "empty; the ledger records why"))
-    if problems:
-        raise ConfigError(problems)
-    return reason is not None
-
-
-def _chosen(decision: Decision, label: str | None, overridden: bool) -> Candidate:
-    labels = {one.label: one for one in decision.candidates}
-    if label is not None and label not in labels:
-        raise ConfigError([Problem("candidate", label, "not in this decision", closest(label, labels))])
-    wanted = label or decision.winner
-    if not overridden and (decision.outcome != "promote" or wanted is None or labels[wanted].outcome != "promote"):
-        said = decision.headline if label is None else f"{label} is {labels[label].outcome or 'the reference'}"
-        raise EvidenceError(
-            f"not promoted, the decision is {decision.outcome}: {said} (override needs a reason and an actor)"
-        )
-    if wanted is None:
-        raise ConfigError([Problem("candidate", None, "this decision has no winner; name one", closest("", labels))])
-    chosen = labels[wanted]
-    if chosen.unjudged:
-        raise EvidenceError(f"{wanted}: was built, not judged, and is never promoted: {chosen.unjudged}")
-    if chosen.status == "failed" or "engine" not in chosen.keys:
-        raise EvidenceError(f"{wanted}: there is no engine to promote: {chosen.failure or 'none was built'}")
-    return chosen
-
-
-def _check_real(engine: Path) -> None:
-    """A simulated engine is a test's; no reason overrides that."""
-    if manifest(engine).simulated:
-        raise EvidenceError(f"{engine}: made by a simulated container, so it is no engine; it is never promoted")
-
-
-def _check_version(version: ModelVersion, tags: dict[str, str]) -> None:
-    said, found = version.tags.get("manifest_sha256"), tags["manifest_sha256"]
+def _registered(version: ModelVersion, rests_on: Evidence) -> None:
+    said, found = version.tags.get("manifest_sha256"), rests_on.manifest_sha256
     if said != found:
         raise EvidenceError(
             f"version {version.version}: its engine's manifest is {found[:12]}, but {str(said)[:12]} was registered"
         )
 
 
-def _check_champion(ledger: Ledger, model: str, version: ModelVersion, champion: ModelVersion | None) -> None:
-    """The champion must be the one that the ledger left and that the candidate was recorded against."""
-    now = _number(champion) or versions.NOBODY
-    left = ledger.champion(model)
-    if left is not None and left != now:
-        raise EvidenceError(
-            f"{model}: the ledger's champion is version {left}, the registry's is {now}; the alias or the version was "
-            "changed outside quantgate (override once you know why)"
-        )
-    assumed = version.tags.get("assumed_champion", versions.NOBODY)
-    if assumed != now:
-        raise EvidenceError(
-            f"{model}: champion is version {now}, but the decision was recorded against {assumed}; decide again "
-            "against the champion of now, or override"
-        )
+def _unchanged(engine: Path, version: ModelVersion, tell: evidence.Tell | None) -> evidence.Seen:
+    """Prove that an engine is the one that a version was made with, without starting it."""
+    seen = evidence.check_files(engine, tell)
+    conditions.real(engine)
+    if sha256_of(engine / MANIFEST) != version.tags.get("manifest_sha256"):
+        raise EvidenceError(f"{engine / MANIFEST}: not the manifest that version {version.version} was made with")
+    return seen
 
 
 def _engine_of(version: ModelVersion) -> Path:
     return Path(unquote(urlsplit(version.tags.get("engine_uri", "")).path))
-
-
-def _number(version: ModelVersion | None) -> str | None:
-    return None if version is None else str(version.version)

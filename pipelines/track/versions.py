@@ -34,9 +34,9 @@ def evidence(decision: Decision, candidate: Candidate, decision_key: str, engine
 def ensure(client: MlflowClient, model: str, tags: Mapping[str, str], run_id: str | None) -> str:
     """Give the version that stands for this engine by this decision, registering it where there is none yet."""
     _ensure_model(client, model)
-    for found in versions(client, model):
-        if (found.tags.get("engine_key"), found.tags.get("decision_key")) == (tags["engine_key"], tags["decision_key"]):
-            return str(found.version)
+    found = find(client, model, tags["engine_key"], tags["decision_key"])
+    if found is not None:
+        return str(found.version)
     assumed = alias(client, model, CHAMPION)
     made = client.create_model_version(
         model,
@@ -70,6 +70,41 @@ def alias(client: MlflowClient, model: str, name: str) -> ModelVersion | None:
         if error.error_code in ("RESOURCE_DOES_NOT_EXIST", "INVALID_PARAMETER_VALUE"):
             return None
         raise
+
+
+def find(client: MlflowClient, model: str, engine_key: str, decision_key: str) -> ModelVersion | None:
+    """The version that stands for an engine by a decision, where it is registered."""
+    asked = (engine_key, decision_key)
+    return next(
+        (v for v in versions(client, model) if (v.tags.get("engine_key"), v.tags.get("decision_key")) == asked), None
+    )
+
+
+def exists(client: MlflowClient, model: str, version: str) -> bool:
+    """Say whether a version is there; MLflow drops a deleted one's aliases with it."""
+    from mlflow.exceptions import MlflowException
+
+    try:
+        client.get_model_version(model, version)
+    except MlflowException as error:
+        if error.error_code == "RESOURCE_DOES_NOT_EXIST":
+            return False
+        raise
+    return True
+
+
+def link(client: MlflowClient, version: ModelVersion, tags: Mapping[str, str]) -> None:
+    """Put what a promotion found onto its version; what it already says is not written again."""
+    for name, value in tags.items():
+        if value and version.tags.get(name) != value:
+            client.set_model_version_tag(version.name, str(version.version), name, value)
+
+
+def challenge(client: MlflowClient, model: str, version: str) -> None:
+    """Name a winner challenger, unless it is champion already or was before this one."""
+    known = (alias(client, model, CHAMPION), alias(client, model, PREVIOUS))
+    if version not in [str(one.version) for one in known if one is not None]:
+        client.set_registered_model_alias(model, CHALLENGER, version)
 
 
 def _ensure_model(client: MlflowClient, model: str) -> None:

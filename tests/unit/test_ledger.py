@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import shutil
 from pathlib import Path
 
 import pytest
@@ -12,6 +13,8 @@ from hypothesis import strategies as st
 
 from pipelines.errors import EvidenceError
 from pipelines.release.ledger import FIRST, Change, Ledger
+
+GOLDEN = Path(__file__).parents[1] / "golden" / "ledger" / "ledger.jsonl"
 
 
 def change(version: str = "2", model: str = "m") -> Change:
@@ -107,3 +110,34 @@ def test_the_champion_is_the_last_committed_of_its_model(tmp_path: Path) -> None
     ledger.append("b", "committed", change("7", model="other"))
     ledger.append("c", "aborted", change("5"))
     assert ("4", "7", None) == tuple(ledger.champion(m) for m in ("m", "other", "third"))
+
+
+def test_a_ledger_of_before_there_was_evidence_in_it_still_verifies(tmp_path: Path) -> None:
+    """Its lines lack the fields that came later; new lines are chained to them."""
+    path = tmp_path / "ledger.jsonl"
+    shutil.copyfile(GOLDEN, path)
+    ledger = Ledger(path)
+    past = ledger.entries()
+    assert (12, None, "") == (len(past), past[0].change.evidence, past[0].change.registry)
+    assert ("support-bot", "1") == (past[-1].change.model, ledger.champion("support-bot"))
+    ledger.append("t", "intent", change().model_copy(update={"registry": "sqlite:///mlflow.db"}))
+    assert past[-1].seal == ledger.entries()[-1].before
+    assert path.read_bytes().startswith(GOLDEN.read_bytes())
+
+
+def test_a_line_is_the_same_only_byte_for_byte(tmp_path: Path) -> None:
+    """A space that changes nothing of what a line says is a change of the line."""
+    ledger = filled(tmp_path / "ledger.jsonl", 1)
+    ledger.path.write_bytes(ledger.path.read_bytes().replace(b',"state"', b', "state"', 1))
+    assert [f"{ledger.path}:1: the ledger was changed here; the line does not match its seal"] == list(
+        ledger.read().faults
+    )
+
+
+def test_previous_is_the_champion_of_before_and_never_the_champion(tmp_path: Path) -> None:
+    """Where nobody was champion it stays whoever it was, unless that is champion now."""
+    cases = [("2", "1", None, "1"), ("2", "1", "3", "1"), ("2", None, "3", "3"), ("2", None, "2", None),
+             ("2", "2", "1", "1"), ("2", None, None, None)]  # fmt: skip
+    for version, champion, previous, after in cases:
+        made = change(version).model_copy(update={"champion_before": champion, "previous_before": previous})
+        assert after == made.previous
