@@ -234,6 +234,26 @@ def _gc(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--dry-run", action="store_true", help="only say what would go")
 
 
+def _comparable(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "things", nargs="+", metavar="NAME",
+        help="the base, then what is compared with it: a label of the newest decision, campaign/label, "
+        "campaign@key/label, the beginning of an engine's key, a campaign or decision, @champion, model@alias; "
+        "an argument with = is an override",
+    )  # fmt: skip
+    parser.add_argument("--anyway", action="store_true", help="compare what is not like with like too, and mark it")
+    parser.add_argument("--html", metavar="FILE", help="write a page with charts that needs nothing else")
+    parser.add_argument("--confidence", type=_confidence, default=0.95, help="of every interval, two-sided")
+    parser.add_argument("--config-dir", help="a conf/ directory of your own instead of the shipped one")
+
+
+def _confidence(text: str) -> float:
+    number = float(text)
+    if not 0.5 <= number < 1:
+        raise argparse.ArgumentTypeError(f"{text} is not 0.5 or more, and below 1")
+    return number
+
+
 def _toolchain(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("action", choices=("list", "sync", "check"), help="show them; make them; compare with locks")
     parser.add_argument(
@@ -274,6 +294,10 @@ def _verbs() -> dict[str, Verb]:
                          lazily("pipelines.verbs.reassess", "reassess"), True, _reassessable),
         "bundle": Verb("write what one deploys of the champion: engine, serve command, evidence, licence",
                        lazily("pipelines.verbs.bundle", "bundle"), True, _bundle),
+        "canary": Verb("plan the rollout of a promoted engine; judge a step: continue (0), hold (3), roll back (4)",
+                       lazily("pipelines.verbs.canary", "canary"), False, _rollable),
+        "compare": Verb("set engines, candidates or campaigns side by side: differences, intervals, conditions",
+                        lazily("pipelines.verbs.compare", "compare"), False, _comparable),
         "canary": Verb("plan the rollout of a promoted engine; judge a step: continue (0), hold (3), roll back (4)",
                        lazily("pipelines.verbs.canary", "canary"), False, _rollable),
         "status": Verb("show the decisions made here", lazily(keeping, "status"), True),

@@ -57,7 +57,7 @@ class Pairs:
 
 
 @dataclass(frozen=True, slots=True)
-class _Finding:
+class Finding:
     """What a test on pairs gave, in losses."""
 
     interval: tuple[float, float]
@@ -236,7 +236,13 @@ def _interval(low: float, high: float, rule: Rule) -> Interval:
     return Interval(lower=low, upper=high, confidence=round(rule.confidence, 12))
 
 
-def _binary(pairs: Pairs, margin: float, rule: Rule) -> _Finding:
+def difference(pairs: Pairs, *, binary: bool, confidence: float) -> Finding:
+    """Estimate the loss with the methods of a verdict, without a margin; `p_value` is that of a candidate no better."""
+    rule = Rule(margin=0.0, alpha=(1.0 - confidence) / 2.0, power=0.8)
+    return (_binary if binary else _graded)(pairs, 0.0, rule)
+
+
+def _binary(pairs: Pairs, margin: float, rule: Rule) -> Finding:
     """Nam/Tango; clustered items count as so many fewer independent ones, with t in place of the normal."""
     n, df, effect = len(pairs.losses), math.inf, 1.0
     clustered = ""
@@ -254,10 +260,10 @@ def _binary(pairs: Pairs, margin: float, rule: Rule) -> _Finding:
         least, most = stats.ratio_interval(both, won, lost, size, rule.confidence, df)
         p = stats.upper_tail(stats.ratio_score(both, won, lost, size, 1.0 - rule.margin.relative), df)
         bounds = ((1.0 - most) * at, (1.0 - least) * at)
-        return _Finding(bounds, p, variance, f"score test of paired ratios (Nam/Blackwelder){clustered}")
+        return Finding(bounds, p, variance, f"score test of paired ratios (Nam/Blackwelder){clustered}")
     low, high = stats.paired_score_interval(won, lost, size, rule.confidence, df)
     p = stats.noninferiority_p(won, lost, size, margin, df)
-    return _Finding((-high, -low), p, variance, f"paired score test (Nam/Tango){clustered}")
+    return Finding((-high, -low), p, variance, f"paired score test (Nam/Tango){clustered}")
 
 
 def _contrast(pairs: Pairs, rule: Rule) -> Sequence[float]:
@@ -268,7 +274,7 @@ def _contrast(pairs: Pairs, rule: Rule) -> Sequence[float]:
     return [loss - allowed * abs(ours) for loss, ours in zip(pairs.losses, pairs.reference, strict=True)]
 
 
-def _graded(pairs: Pairs, margin: float, rule: Rule) -> _Finding:
+def _graded(pairs: Pairs, margin: float, rule: Rule) -> Finding:
     """Paired t, with the variance of whole clusters where there are any, and the BCa bootstrap: the wider of both."""
     values = _contrast(pairs, rule)
     shift = margin if isinstance(rule.margin, Relative) else 0.0  # back on the scale of the loss
@@ -285,7 +291,7 @@ def _graded(pairs: Pairs, margin: float, rule: Rule) -> _Finding:
     if pairs.clusters:
         effect = stats.design_effect(values, pairs.clusters, pairs.scale)
         method = f"{kind}, cluster-robust (design effect {effect:.2f}), {estimate.df:.0f} df"
-    return _Finding((low + shift, high + shift), p, estimate.se**2 * len(values), method)
+    return Finding((low + shift, high + shift), p, estimate.se**2 * len(values), method)
 
 
 def _what_next(more: int | None) -> str:

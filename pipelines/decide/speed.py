@@ -94,7 +94,7 @@ def _of_group(
     if len(logs) < 2:
         rounds = f"{len(logs)} round{'s' if len(logs) != 1 else ''}"
         problems.append(f"{rounds} measured on both sides, at least 2 are needed")
-    ratio, interval = _ratio(logs, confidence)
+    ratio, interval = ratio_of(logs, confidence)
     speed = Speed(
         metric=f"{rule.metric} p{rule.percentile:g}", profile=group.profile, phase=group.phase, bucket=group.bucket,
         ratio=ratio, interval=interval, evidence=not problems, note=f"paired over {len(logs)} rounds",
@@ -157,7 +157,7 @@ def _difference(
     pairs: int,
     confidence: float,
 ) -> Difference | None:
-    ratio, interval = _ratio(logs, confidence)
+    ratio, interval = ratio_of(logs, confidence)
     if ratio is None:
         return None
     bounds = stats.paired_t(steps).interval(confidence) if len(steps) > 1 else None
@@ -189,7 +189,7 @@ def _values(requests: Sequence[Request], metric: MetricName) -> list[float]:
     return [v for r in requests if (v := r.value(metric)) is not None]
 
 
-def _ratio(logs: Sequence[float], confidence: float) -> tuple[float | None, Interval | None]:
+def ratio_of(logs: Sequence[float], confidence: float) -> tuple[float | None, Interval | None]:
     """The geometric mean of ratios given by their logarithms, and its t interval where there are two."""
     if not logs:
         return None, None
