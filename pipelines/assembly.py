@@ -16,7 +16,7 @@ from pipelines.campaign import Campaign
 from pipelines.config import Strict, find
 from pipelines.decide.stage import CandidateInput, ChampionInput, DecisionConfig
 from pipelines.engine import memory
-from pipelines.entries import Engine, Variant, engines_of
+from pipelines.entries import Engine, Variant, engines_of, footprint
 from pipelines.evaluate.divergence import ReadingConfig
 from pipelines.evaluate.harness import ScoresConfig
 from pipelines.evaluate.noise import NoiseConfig
@@ -46,6 +46,7 @@ from pipelines.stages import (
     quantizer_stage,
 )
 from pipelines.track.connection import absolute_uri
+from pipelines.track.memorysplit import caches
 from pipelines.track.report import ReportConfig
 from pipelines.track.runs import TrackingConfig
 from pipelines.workload import pinned, probe_seconds
@@ -252,13 +253,18 @@ def assemble(campaign: Campaign, failures: Mapping[str, str], timings: Mapping[s
     noise = tuple(s for c in alive if c.label == first for s in this.again(c) if s.key not in failures)
     decision = _decision(this, candidates, alive, noise, latency)
     evidence: dict[str, Step] = {"decision": decision} | ({} if latency is None else {"latency": latency})
-    report = this.step(REPORT, "report", ReportConfig(title=campaign.config.campaign, radar=campaign.radar), evidence)
+    variants = tuple({c.quantized.key: c.quantized for c in alive}.values())
+    report = this.step(REPORT, "report", _report_config(campaign, alive), {**evidence, "variants": variants})
     scores = tuple(s for c in alive for s in c.scores.values())
     engines = tuple(c.built for c in alive)
-    variants = tuple({c.quantized.key: c.quantized for c in alive}.values())
     shown: Inputs = {**evidence, "report": report, "engines": engines, "variants": variants, "scores": scores}
     track = this.step(TRACK, "track in MLflow", _track_config(campaign), shown)
     return Assembled(this.base, candidates, noise, this.champion, latency, decision, report, track)
+
+
+def _report_config(campaign: Campaign, alive: tuple[CandidateSteps, ...]) -> ReportConfig:
+    taken = {c.label: footprint(c.variant, c.engine, campaign.base, campaign.workload) for c in alive}
+    return ReportConfig(title=campaign.config.campaign, radar=campaign.radar, caches=caches(taken))
 
 
 def _candidates(this: _Assembly) -> Iterator[CandidateSteps]:

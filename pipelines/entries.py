@@ -10,6 +10,7 @@ from typing import Any
 from pydantic import BaseModel, ValidationError
 
 from pipelines.config import problems_of
+from pipelines.engine.memory import Footprint
 from pipelines.engine.pairing import Pairing, Workload
 from pipelines.engine.table import TARGETS, Target
 from pipelines.errors import Problem, closest
@@ -160,6 +161,11 @@ def pairing(variant: Variant, base: Inspected, workload: Workload, free: int) ->
     ignored = tuple(getattr(variant.config, "ignore", ()))
     device = {**describe(), "vectors": vectors()}
     return Pairing(known, base.linear_shapes, device, workload, free, ignored)
+
+
+def footprint(variant: Variant, engine: Engine, base: Inspected, workload: Workload) -> Footprint | None:
+    """Estimate what serving takes in memory; None where it is not on a device of ours."""
+    return engine.row.footprint(engine.config, pairing(variant, base, workload, 0))
 
 
 def preflight(variant: Variant, engines: list[Engine], pairing: Pairing) -> Iterator[tuple[str, str, Problem]]:

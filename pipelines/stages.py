@@ -62,7 +62,7 @@ REASSESSMENT = Stage(
     "reassessment", "reassessment", 1, "pipelines.decide.reassessing:run", "pipelines.decide.reassessing:ReassessConfig",
     ("scipy",),
 )  # fmt: skip
-REPORT = Stage("report", "report", 1, "pipelines.track.report:run", "pipelines.track.report:ReportConfig")
+REPORT = Stage("report", "report", 2, "pipelines.track.report:run", "pipelines.track.report:ReportConfig")
 TRACK = Stage("track", "track", 1, "pipelines.track.runs:run", "pipelines.track.runs:TrackingConfig", ("mlflow",))
 
 # Seconds on a machine that has not run a stage yet; afterwards its own last run is the estimate.

@@ -26,7 +26,10 @@ class Span:
 
 @dataclass(frozen=True, slots=True)
 class Point:
-    """One candidate in the scatter. `hollow` marks a figure that is no evidence; `strong` the winner."""
+    """One candidate in the scatter. `hollow` marks a figure that is no evidence; `strong` the winner.
+
+    Only a `named` one has its label and its bars beside it; every one is named when it is pointed at.
+    """
 
     label: str
     x: Span
@@ -35,6 +38,13 @@ class Point:
     hollow: bool = False
     front: bool = False
     strong: bool = False
+    named: bool = True
+
+    @property
+    def told(self) -> str:
+        """What is shown when it is pointed at."""
+        no_evidence = ", no evidence" if self.hollow else ""
+        return f"{self.label}: {drawing.number(self.x.value)}{no_evidence}; {drawing.number(self.y.value)}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,18 +78,27 @@ def scatter(points: Sequence[Point], *, x_title: str, y_title: str, title: str, 
     """Accuracy (y, higher is better) against latency (x, lower is better): labelled points and the Pareto front."""
     narrow = width < 560
     frame = Box(46 if narrow else 58, 30, width - 14, (340 if narrow else 420) - 44)
-    x = scale([v for p in points for v in p.x.ends], frame.left, frame.right, room=0.1, log_allowed=True)
-    y = scale([v for p in points for v in p.y.ends], frame.bottom, frame.top, room=0.1)
+    across = [v for p in points for v in (p.x.ends if p.named else (p.x.value,))]
+    upright = [v for p in points for v in (p.y.ends if p.named else (p.y.value,))]
+    x = scale(across, frame.left, frame.right, room=0.1, log_allowed=True)
+    y = scale(upright, frame.bottom, frame.top, room=0.1)
     parts = [*drawing.grid_x(x, frame, 4 if narrow else 7), *drawing.grid_y(y, frame)]
     parts.append(drawing.text(frame.left - (38 if narrow else 44), 16, y_title, "soft"))
     parts.append(drawing.text(frame.right, frame.bottom + 36, x_title, "soft", anchor="end"))
     parts.append(_front([p for p in points if p.front], x, y, frame))
-    for p in points:
+    named = [p for p in points if p.named]
+    for p in named:
         parts += _bars(p, x, y)
     for p in points:
-        parts.append(drawing.mark(x(p.x.value), y(p.y.value), p.colour, p.hollow, 7 if p.strong else 5.5))
-    parts += _labels(points, x, y, frame)
+        radius = 7 if p.strong else 5.5 if p.named else 3.5
+        parts.append(drawing.mark(x(p.x.value), y(p.y.value), p.colour, p.hollow, radius, p.told))
+    parts += _labels(named, points, x, y, frame)
     return drawing.svg(parts, width, frame.bottom + 44, title)
+
+
+def nothing(words: str, width: float = 860) -> str:
+    """A drawing that says why it is empty."""
+    return drawing.svg([drawing.text(16, 44, words, "soft")], width, 80, words)
 
 
 def forest(rows: Sequence[Row], *, title: str, width: float = 860) -> str:
@@ -122,7 +141,8 @@ def ecdf(curves: Sequence[Curve], *, x_title: str, title: str, width: float = 86
         path = " ".join(f"{x(v):.1f},{y(s):.1f}" for v, s in _steps(curve.values, points) if x.low <= v <= x.high)
         dash = ' stroke-dasharray="6 4"' if curve.hollow else ""
         parts.append(
-            f'<polyline points="{path}" fill="none" stroke="{drawing.colour_of(curve.colour)}" stroke-width="2"{dash}/>'
+            f'<polyline points="{path}" fill="none" stroke="{drawing.colour_of(curve.colour)}" stroke-width="2"{dash}>'
+            f"{drawing.hover(curve.label)}</polyline>"
         )
     parts.append(drawing.text(frame.right, frame.bottom + 36, x_title, "soft", anchor="end"))
     return drawing.svg(parts, width, frame.bottom + 44, title)
@@ -148,9 +168,11 @@ def _front(front: Sequence[Point], x: Scale, y: Scale, frame: Box) -> str:
     return f'<polyline points="{path}" fill="none" stroke="var(--soft)" stroke-width="1.4" stroke-dasharray="2 4"/>'
 
 
-def _labels(points: Sequence[Point], x: Scale, y: Scale, frame: Box) -> list[str]:
+def _labels(points: Sequence[Point], every: Sequence[Point], x: Scale, y: Scale, frame: Box) -> list[str]:
     anchors = [(x(p.x.value), y(p.y.value)) for p in points]
     bars = [b for p in points for b in _bar_boxes(p, x, y)]
+    others = [(x(p.x.value), y(p.y.value)) for p in every if not p.named]
+    bars += [Box(ax - 4, ay - 4, ax + 4, ay + 4) for ax, ay in others]
     parts = []
     for p, (ax, ay), (left, base) in zip(
         points, anchors, place(anchors, [p.label for p in points], frame, 13, bars), strict=True
@@ -179,7 +201,7 @@ def _forest_row(row: Row, x: Scale, top: float, step: float, width: float, narro
     indent = 26 if row.inner else 14
     room = width - indent - 24 - text_width(row.word, 13) if narrow else x.start - indent - 8
     style = "halo soft" if row.inner else "halo"
-    parts = [drawing.text(indent, top + 14 if narrow else line + 4, _cut(row.text, room), style)]
+    parts = [drawing.text(indent, top + 14 if narrow else line + 4, drawing.cut(row.text, room), style)]
     tone = {"pass": "var(--good)", "inconclusive": "var(--warn)"}.get(row.verdict, "var(--bad)")
     if row.span is not None:
         parts += _forest_span(row.span, x, line, tone, row.inner)
@@ -205,14 +227,6 @@ def _forest_span(span: Span, x: Scale, y: float, tone: str, inner: bool) -> list
         radius = 3.6 if inner else 4.8
         parts.append(f'<circle cx="{x(span.value):.1f}" cy="{y:.1f}" r="{radius}" fill="{tone}"/>')
     return parts
-
-
-def _cut(text: str, room: float) -> str:
-    """Shorten a text that would not fit."""
-    if text_width(text, 13) <= room:
-        return text
-    keep = next(n for n in range(len(text) - 1, -1, -1) if text_width(text[:n] + "\u2026", 13) <= room)
-    return text[:keep].rstrip() + "\u2026"
 
 
 def _steps(values: Sequence[float], points: int) -> list[tuple[float, float]]:

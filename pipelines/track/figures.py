@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence, Set
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -13,7 +14,11 @@ from pipelines.decide.probed import Latency
 from pipelines.track.charts import Curve, Point, Row, Span
 
 WHOLE = "all"
+MOST_DRAWN, MOST_NAMED = 12, 40
+"""Candidates that a chart has room for, and points of the scatter whose names it has room for."""
 NONE = "\u2014"
+MOVED = ("perplexity", "divergence", "engine_loss")
+"""Vetoes about how far predictions moved, which layers may explain."""
 METRICS = {
     "ttft_ms": "time to first token (TTFT)",
     "tpot_ms": "time per output token (TPOT)",
@@ -60,18 +65,35 @@ def latency_at(candidate: Candidate, axis: Axis | None) -> Latency | None:
     return found if found and found.value is not None else None
 
 
-def colours(decision: Decision) -> dict[str, int]:
-    """A colour per candidate, the reference always grey (0)."""
-    others = [one.label for one in decision.candidates if not one.reference]
-    return {one.label: 0 for one in decision.candidates if one.reference} | {
-        label: 1 + n % 7 for n, label in enumerate(others)
-    }
+def featured(decision: Decision, axis: Axis | None) -> tuple[Candidate, ...]:
+    """The candidates that charts draw: all, or of many the reference, the winner, the front, what was ruled out for how
+    far it moved predictions, then the best mean scores."""
+    if len(decision.candidates) <= MOST_DRAWN:
+        return decision.candidates
+    front = _front(decision, axis)
+
+    def rank(one: Candidate) -> tuple[bool, bool, bool, bool, float]:
+        moved = any(veto.kind in MOVED for veto in one.vetoes)
+        score = math.inf if one.mean_score is None else -one.mean_score
+        return not one.reference, one.label != decision.winner, one.label not in front, not moved, score
+
+    kept = {one.label for one in sorted(decision.candidates, key=rank)[:MOST_DRAWN]}
+    return tuple(one for one in decision.candidates if one.label in kept)
+
+
+def colours(decision: Decision, drawn: Sequence[Candidate] = ()) -> dict[str, int]:
+    """A colour per candidate, the reference always grey (0); those drawn come first, so that fewer share one."""
+    found = {one.label: 0 for one in decision.candidates if one.reference}
+    order = dict.fromkeys(one.label for one in (*drawn, *decision.candidates) if not one.reference)
+    return found | {label: 1 + n % 7 for n, label in enumerate(order)}
 
 
 def points(decision: Decision, axis: Axis | None) -> tuple[list[Point], list[str]]:
     """The scatter's points, and a sentence for each candidate that cannot be drawn."""
-    colour, found, missing = colours(decision), [], []
-    drawn = _front(decision, axis)
+    shown = featured(decision, axis)
+    colour, found, missing = colours(decision, shown), [], []
+    drawn, named = _front(decision, axis), {one.label for one in shown}
+    crowded = len(decision.candidates) > MOST_NAMED
     for one in decision.candidates:
         at = latency_at(one, axis)
         if one.mean_score is None or at is None or at.value is None:
@@ -93,6 +115,7 @@ def points(decision: Decision, axis: Axis | None) -> tuple[list[Point], list[str
                 hollow=not (one.native and at.evidence),
                 front=one.label in drawn,
                 strong=one.label == decision.winner,
+                named=not crowded or one.label in named,
             )
         )
     return found, missing
@@ -131,12 +154,12 @@ def _sides(verdict: Verdict) -> tuple[float, float] | None:
     return verdict.interval.upper - verdict.loss, verdict.loss - verdict.interval.lower
 
 
-def rows(decision: Decision) -> list[Row]:
+def rows(drawn: Sequence[Candidate]) -> list[Row]:
     """The forest plot: a heading per candidate, then its eval sets, then their slices."""
     found: list[Row] = []
-    for one in decision.candidates:
+    for one in drawn:
         if one.verdicts:
-            found.append(Row(one.label if one.native else f"{one.label} (emulated)"))
+            found.append(Row(loadsections.shown(one, one.label)))
             ordered = sorted(one.verdicts, key=lambda v: (v.against != "reference", v.eval_set, v.slice != WHOLE))
             found += [_row(v) for v in ordered]
     return found
@@ -155,30 +178,43 @@ def _row(verdict: Verdict) -> Row:
     return Row(text, span, figures, verdict.verdict, inner, verdict.gates)
 
 
-def curves(decision: Decision, latency: Path, axis: Axis) -> dict[str, list[Curve]]:
-    """Each candidate's sorted latencies on the axis's profile and metric, by phase and bucket.
+def curves(decision: Decision, latency: Path, axis: Axis, drawn: Sequence[Candidate]) -> dict[str, list[Curve]]:
+    """Each drawn candidate's sorted latencies on the axis's profile and metric, by phase and bucket.
 
     Failed requests are left out, and blocks that are no evidence, where others are.
     """
+    colour, names = colours(decision, drawn), phases.names(decision.candidates)
+    sampled = _samples(latency, axis, {one.keys.get("engine", "")[:16] for one in drawn})
+    found: dict[str, list[Curve]] = {}
+    groups = ((f.phase, f.bucket) for c in drawn for f in c.latency if f.profile == axis.profile)
+    for phase, bucket in dict.fromkeys(groups):
+        place = loadsections.place(axis.profile, phase, bucket, names)
+        for one in drawn:
+            out = _left_out(one, axis.profile)
+            mine = sampled.get((one.keys.get("engine", "")[:16], phase, bucket), [])
+            counted = [value for at, value in mine if at not in out]
+            values = tuple(sorted(counted or [value for _, value in mine]))
+            if len(values) >= 2:
+                hollow = not one.native or not counted
+                found.setdefault(place, []).append(Curve(one.label, values, colour[one.label], hollow=hollow))
+    return found
+
+
+def _samples(latency: Path, axis: Axis, engines: Set[str]) -> dict[tuple[str, int, str], list[tuple[int, float]]]:
+    """Rounds and values of the requests answered, by engine, phase and bucket."""
+    import pyarrow as pa
     import pyarrow.compute as pc
     import pyarrow.parquet as pq
 
     columns = ["engine", "profile", "phase", "bucket", "round", "ok", axis.metric]
     table = pq.read_table(latency / "requests.parquet", columns=columns)
-    table = table.filter(pc.and_(pc.equal(table["profile"], axis.profile), pc.equal(table["ok"], True)))
-    rows, colour, names = table.to_pylist(), colours(decision), phases.names(decision.candidates)
-    found: dict[str, list[Curve]] = {}
-    groups = ((f.phase, f.bucket) for c in decision.candidates for f in c.latency if f.profile == axis.profile)
-    for phase, bucket in dict.fromkeys(groups):
-        place = loadsections.place(axis.profile, phase, bucket, names)
-        for one in decision.candidates:
-            engine, out = one.keys.get("engine", "")[:16], _left_out(one, axis.profile)
-            mine = [row for row in rows if (row["engine"], row["phase"], row["bucket"]) == (engine, phase, bucket)]
-            counted = [row for row in mine if row["round"] not in out]
-            values = tuple(sorted(v for row in counted or mine if (v := row[axis.metric]) is not None))
-            if len(values) >= 2:
-                hollow = not one.native or not counted
-                found.setdefault(place, []).append(Curve(one.label, values, colour[one.label], hollow=hollow))
+    ours = pc.is_in(table["engine"], value_set=pa.array(sorted(engines), pa.string()))
+    asked = pc.and_(pc.equal(table["profile"], axis.profile), pc.and_(pc.equal(table["ok"], True), ours))
+    table = table.filter(asked)
+    found: dict[tuple[str, int, str], list[tuple[int, float]]] = {}
+    for row in table.to_pylist():
+        if row[axis.metric] is not None:
+            found.setdefault((row["engine"], row["phase"], row["bucket"]), []).append((row["round"], row[axis.metric]))
     return found
 
 

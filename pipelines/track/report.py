@@ -1,26 +1,32 @@
-"""The report: one HTML file that needs nothing else, and the accuracy-latency chart as a file of its own."""
+"""The report: one HTML file that needs nothing else, and its charts as files of their own."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
+
+from pydantic import Field
 
 from pipelines.config import Strict
 from pipelines.decide import divergences, loadsections, probing
 from pipelines.decide.engineloss import EngineLoss
-from pipelines.decide.model import Decision
+from pipelines.decide.markup import Table
+from pipelines.decide.model import Candidate, Decision, Verdict
 from pipelines.errors import EvidenceError
 from pipelines.flow.store import Fact, manifest
 from pipelines.probe.latency import FORMULAS
 from pipelines.radar import RadarEntry
-from pipelines.track import charts, drawing, figures, loads
+from pipelines.track import drawing, figures, pictures
+from pipelines.track.memorysplit import Cache
 
 if TYPE_CHECKING:
     from jinja2 import Environment
 
-WIDE, NARROW = 860.0, 380.0
 HERE = Path(__file__).parent
+CHARTS = "charts"
+LONG_TABLE = 150
+"""Rows of a table that a page shows at once; longer ones are folded."""
 JUDGEMENT = {
     "loss": "how much worse than the reference on the same items, in the metric's own unit; positive is worse",
     "pass": "the upper end of the interval of loss lies below the margin (non-inferiority, tested one-sided)",
@@ -30,19 +36,24 @@ JUDGEMENT = {
 
 
 class ReportConfig(Strict):
-    """How the report looks; what it says comes from the decision, but for the entries of the technology radar."""
+    """How the report looks; what it says comes from the decision, but for estimates of caches (by candidate) and the
+    entries of the technology radar."""
 
     title: str = ""
     radar: tuple[RadarEntry, ...] = ()
+    caches: dict[str, Cache] = Field(default_factory=dict)
 
 
-def run(config: ReportConfig, out: Path, *, decision: Path, latency: Path | None = None) -> dict[str, Fact]:
-    """Write report.html and pareto.svg from a decision and, where there are any, its measured requests."""
+def run(
+    config: ReportConfig, out: Path, *, decision: Path, latency: Path | None = None, variants: Sequence[Path] = ()
+) -> dict[str, Fact]:
+    """Write report.html and its charts from a decision and, where there are any, its requests and its variants."""
     made = read(decision)
-    html, pareto = render(made, config, latency)
+    html, drawn = render(made, config, latency, variants)
     (out / "report.html").write_text(html, encoding="utf-8")
-    (out / "pareto.svg").write_text(pareto, encoding="utf-8")
-    return {"outcome": made.outcome, "candidates": len(made.candidates), "html_bytes": len(html.encode())}
+    count = pictures.write(drawn, out / CHARTS)
+    size = len(html.encode())
+    return {"outcome": made.outcome, "candidates": len(made.candidates), "html_bytes": size, "charts": count}
 
 
 def read(decision: Path) -> Decision:
@@ -58,14 +69,14 @@ def read(decision: Path) -> Decision:
         raise EvidenceError(f"{path}: no readable decision ({error}); run `quantgate decide` again") from None
 
 
-def render(decision: Decision, config: ReportConfig, latency: Path | None = None) -> tuple[str, str]:
-    """The page and the standalone chart, as text."""
+def render(
+    decision: Decision, config: ReportConfig, latency: Path | None = None, variants: Sequence[Path] = ()
+) -> tuple[str, pictures.Pictures]:
+    """The page, as text, and the charts in it."""
     axis = figures.axis_of(decision)
-    points, missing = figures.points(decision, axis)
-    rows = figures.rows(decision)
-    curves = figures.curves(decision, latency, axis) if latency is not None and axis else {}
-    drifted = loads.drift(decision, axis.profile) if axis else None
-    pareto = _pareto(points, axis)
+    drawn = figures.featured(decision, axis)
+    shown = pictures.pictures(decision, axis, drawn, latency=latency, variants=variants, caches=config.caches)
+    labels = {one.label for one in drawn}
     page = (
         _environment()
         .get_template("report.html.j2")
@@ -76,66 +87,26 @@ def render(decision: Decision, config: ReportConfig, latency: Path | None = None
             radar=config.radar,
             axis=axis,
             at={one.label: f.value if (f := figures.latency_at(one, axis)) else None for one in decision.candidates},
-            emulated=[one for one in decision.candidates if not one.native],
+            doubtful=[one for one in drawn if one.doubt],
+            drawn=drawn,
+            folded=[one for one in decision.candidates if one.label not in labels],
+            long_table=LONG_TABLE,
             chart_style=drawing.STYLE,
-            pareto=_both(pareto) if points else "",
-            missing=missing,
-            forest=_both(lambda w: charts.forest(rows, title="Loss against the margin, each comparison", width=w))
-            if rows
-            else "",
-            ecdf=[(place, _drawn(found, axis), found) for place, found in curves.items()],
-            load_curves=[(one.title, _both(one.draw)) for one in loads.load_curves(decision, "ttft_ms")],
-            drift=(drifted.title, _both(drifted.draw)) if drifted else None,
-            tables=list(loadsections.tables(decision.candidates)),
+            charts=shown,
+            tables=[_filled(table) for table in loadsections.tables(decision.candidates) if table.rows],
             losses=_losses(decision),
             measured=_measured(latency),
             formulas=list((FORMULAS | JUDGEMENT | probing.FORMULAS | divergences.FORMULAS).items()),
             gate=list(_flat(decision.gate)),
         )
     )
-    return page, drawing.standalone(pareto(WIDE)) if points else drawing.standalone(_empty())
+    return page, shown
 
 
 def _headline(decision: Decision) -> str:
     """The headline without the outcome's own word, which the page shows as a badge."""
     text = decision.headline.removeprefix(decision.outcome.upper()).lstrip(": ")
     return text[:1].upper() + text[1:] if decision.winner is None else text
-
-
-def _pareto(points: list[charts.Point], axis: figures.Axis | None) -> Callable[[float], str]:
-    x_title = axis.title if axis else "latency"
-    if axis:
-        names = f"p{axis.percentile:g} {axis.metric.removesuffix('_ms').upper()}, ms, {axis.profile} (lower is better)"
-        x_title = names
-    title = f"Mean score against {axis.short if axis else 'latency'}: {', '.join(p.label for p in points)}"
-    return lambda w: charts.scatter(
-        points, x_title=x_title, y_title="mean score (higher is better)", title=title, width=w
-    )
-
-
-def _drawn(curves: list[charts.Curve], axis: figures.Axis | None) -> str:
-    """The distributions of one group, in both sizes."""
-    metric = axis.metric.removesuffix("_ms").upper() if axis else ""
-    title = f"Share of requests within each {metric}"
-    return _both(lambda w: charts.ecdf(curves, x_title=f"{metric}, ms", title=title, width=w))
-
-
-def _empty() -> str:
-    return charts.scatter(
-        [
-            charts.Point(
-                "no candidate has both a score and a latency", charts.Span(1.0), charts.Span(1.0), 0, hollow=True
-            )
-        ],
-        x_title="latency",
-        y_title="mean score",
-        title="No candidate has both a score and a latency",
-    )
-
-
-def _both(draw: Callable[[float], str]) -> str:
-    """A chart drawn for wide pages and again for narrow ones, since text in a shrunken drawing cannot be read."""
-    return f'<div class="wide">{draw(WIDE)}</div><div class="narrow">{draw(NARROW)}</div>'
 
 
 def _losses(decision: Decision) -> dict[str, object]:
@@ -145,7 +116,7 @@ def _losses(decision: Decision) -> dict[str, object]:
     return {
         "head": divergences.SUMMARY,
         "rows": [divergences.summary(line, rules) for line in found],
-        "all_head": divergences.DETAILS,
+        "all_head": divergences.DETAILS[:-1],  # what lies between stands below each row
         "all_rows": [row for line in found for row in divergences.details(line)],
     }
 
@@ -170,6 +141,28 @@ def _measured(latency: Path | None) -> str:
     return f"Measured {record.facts.get('started') or record.started} on {device}"
 
 
+def _judged(verdict: Verdict) -> str:
+    """How a comparison was judged, and what would settle it."""
+    more = "" if verdict.more_items is None or verdict.note else f"{verdict.more_items:,} more items would decide"
+    said = ("" if verdict.gates else "shown only", verdict.method, verdict.note, more)
+    return "; ".join(text for text in said if text and text != "none")
+
+
+def _filled(table: Table) -> Table:
+    """A table without the columns in which there is nothing; those that could have had figures are named above it."""
+    columns = list(zip(*table.rows, strict=True))
+    kept = [n for n, cells in enumerate(columns) if n == 0 or {*cells} - {"", "\u2013"}]
+    lost = [name for name, cells in zip(table.head, columns, strict=True) if {*cells} == {"\u2013"}]
+    told = f"{table.told} Not known of any: {', '.join(lost)}.".strip() if lost else table.told
+    rows = [tuple(row[n] for n in kept) for row in table.rows]
+    return Table(table.heading, tuple(table.head[n] for n in kept), rows, told)
+
+
+def _explained(candidates: Sequence[Candidate]) -> list[Candidate]:
+    """Those of whom there is something to say beside figures."""
+    return [c for c in candidates if c.reasons or c.failure or (c.speed is not None and c.speed.note)]
+
+
 def _environment() -> Environment:
     from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
@@ -177,6 +170,6 @@ def _environment() -> Environment:
         loader=FileSystemLoader(HERE), autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
     )
     words = {"plain": figures.plain, "signed": figures.signed, "between": figures.between, "size": figures.size}
-    words |= {"noise": divergences.noise}
+    words |= {"noise": divergences.noise, "judged": _judged, "explained": _explained}
     found.filters.update(words)
     return found

@@ -19,8 +19,7 @@ def footprints(campaign: Campaign, assembled: Assembled) -> dict[str, Footprint]
     """Estimate every candidate that is served on a device of ours."""
     found = {}
     for one in assembled.candidates:
-        pairing = entries.pairing(one.variant, campaign.base, campaign.workload, 0)
-        known = one.engine.row.footprint(one.engine.config, pairing)
+        known = entries.footprint(one.variant, one.engine, campaign.base, campaign.workload)
         if known is not None:
             found[one.label] = known
     return found

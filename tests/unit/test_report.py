@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from pipelines.decide.model import Choice, Decision, Standing
 from pipelines.decide.probed import Drift, Latency, LeftOut, Probed, Spot, Throughput
 from pipelines.errors import EvidenceError
-from pipelines.track import charts, figures, loads
+from pipelines.track import charts, drawing, figures, loads
 from pipelines.track.axes import Box, log_ticks, place, scale, text_width, ticks
 from pipelines.track.report import ReportConfig, render, run
 from tests import decisions
@@ -96,7 +96,8 @@ def test_names_from_outside_cannot_become_markup() -> None:
     made = decisions.decision()
     evil = made.candidates[1].model_copy(update={"label": "<script>x</script>&"})
     made = made.model_copy(update={"candidates": (made.candidates[0], evil, *made.candidates[2:])})
-    html, svg = render(made, ReportConfig())
+    html, drawn = render(made, ReportConfig())
+    svg = drawing.standalone(drawn.pareto.draw(860))
     assert "<script" not in html + svg
     assert "<script>x</script>&" in Page(html).text
     ET.fromstring(svg)
@@ -104,7 +105,7 @@ def test_names_from_outside_cannot_become_markup() -> None:
 
 def test_the_scatter_labels_each_candidate_once_and_draws_emulated_ones_hollow() -> None:
     """One filled mark per native candidate with both figures, one hollow mark per emulated one, a text for each."""
-    svg = ET.fromstring(render(decisions.decision(), ReportConfig())[1])
+    svg = ET.fromstring(render(decisions.decision(), ReportConfig())[1].pareto.draw(860))
     texts = [t.text for t in svg.iter(f"{SVG}text")]
     shown = ["baseline", "gptq_w4a16_g64", "awq_w4a16_g64", "fp8_dynamic"]
     assert [1, 1, 1, 1] == [texts.count(name) for name in shown]
@@ -117,7 +118,16 @@ def test_candidates_that_cannot_be_drawn_are_named_with_the_reason() -> None:
     text = page(decisions.decision()).text
     assert "rtn_w4a16_g64: no p99 TTFT" in text
     assert "gptq_w3a16_g64: perplexity 4812" in text
-    assert "emulated: latency is no evidence" in text
+    assert "Hollow: latency is no evidence" in text and "fp8_dynamic is emulated (FP8 weights run in fp32)" in text
+
+
+def test_a_remote_is_called_one() -> None:
+    """A server whose format nobody knows is not called emulated, in the table or under the chart."""
+    made = decisions.decision()
+    far = {"served_on": "not stated", "native_note": "nobody states its device"}
+    found = tuple(c if c.native else c.model_copy(update=far) for c in made.candidates)
+    text = page(made.model_copy(update={"candidates": found})).text
+    assert "fp8_dynamic is remote (nobody states its device)" in text and "emulated" not in text
 
 
 def test_a_percentile_the_sample_does_not_support_is_a_dash() -> None:
@@ -125,8 +135,17 @@ def test_a_percentile_the_sample_does_not_support_is_a_dash() -> None:
     html, _ = render(decisions.decision(), ReportConfig())
     table = html.split("<h3>Latency</h3>")[1].split("</table>")[0]
     cells = [re.findall(r"<t[dh][^>]*>(.*?)</t[dh]>", row) for row in table.split("<tr>")[2:]]
-    (row,) = [c for c in cells if (c[0], c[2], c[3]) == ("closed-4", "TTFT", "rtn_w4a16_g64")]
-    assert ("120", "–") == (row[4], row[-1])
+    (row,) = [c for c in cells if c[:3] == ["closed-4", "TTFT", "rtn_w4a16_g64"]]
+    assert ("120", "–") == (row[3], row[-1])
+
+
+def test_a_column_in_which_nothing_is_known_is_named_and_left_out() -> None:
+    """No input lengths were told apart, nobody promised anything: no column of dashes takes the room of figures."""
+    html, _ = render(decisions.decision(), ReportConfig())
+    table = html.split("<h3>Throughput</h3>")[1].split("</table>")[0]
+    heads = re.findall(r"<th>(.*?)</th>", table)
+    assert "requests/s" in heads and not {"goodput/s", "kept all promises", "failed as"} & {*heads}
+    assert "Not known of any: goodput/s, kept all promises." in table
 
 
 def test_a_reused_measurement_shows_its_own_date_and_device(tmp_path: Path) -> None:
@@ -140,19 +159,23 @@ def test_a_decision_with_nothing_measured_still_gives_a_page() -> None:
     """No scores, no latency, no verdicts: the page and a valid drawing come out all the same."""
     made = decisions.decision("hold")
     made = made.model_copy(update={"candidates": made.candidates[-1:], "gate": {}, "would_change": ()})
-    html, svg = render(made, ReportConfig())
-    ET.fromstring(svg)
+    html, drawn = render(made, ReportConfig())
+    svg = ET.fromstring(drawing.standalone(drawn.pareto.draw(860)))
+    assert "No candidate has both a score and a latency" == svg.get("aria-label")
+    assert ["pareto"] == [picture.name for picture in drawn]
     assert "failed" in Page(html).text
 
 
-def test_the_stage_writes_both_files_and_counts(tmp_path: Path) -> None:
-    """The facts say what a run's list needs."""
+def test_the_stage_writes_the_page_and_each_chart_twice(tmp_path: Path) -> None:
+    """As SVG and as PNG; the facts say what a run's list needs."""
     made = decisions.decision("hold")
     out = tmp_path / "out"
     out.mkdir()
     facts = run(ReportConfig(), out, decision=decisions.decided(tmp_path, made), latency=None)
-    assert ("hold", 6) == (facts["outcome"], facts["candidates"])
-    assert {"report.html", "pareto.svg"} == {p.name for p in out.iterdir()}
+    assert ("hold", 6, 3) == (facts["outcome"], facts["candidates"], facts["charts"])
+    assert {"report.html", "charts"} == {p.name for p in out.iterdir()}
+    names = {"pareto", "forest", "load-ttft-all"}
+    assert {f"{n}.{kind}" for n in names for kind in ("svg", "png")} == {p.name for p in (out / "charts").iterdir()}
 
 
 def test_a_missing_decision_is_evidence_missing(tmp_path: Path) -> None:
@@ -179,7 +202,7 @@ def test_a_verdict_that_does_not_gate_is_drawn_in_brackets() -> None:
     one = decisions.decision().candidates[1]
     shown = one.verdicts[0].model_copy(update={"gates": False})
     made = decisions.decision().model_copy(update={"candidates": (one.model_copy(update={"verdicts": (shown,)}),)})
-    assert ["", "(pass)"] == [row.word if row.verdict else "" for row in figures.rows(made)]
+    assert ["", "(pass)"] == [row.word if row.verdict else "" for row in figures.rows(made.candidates)]
 
 
 @given(st.lists(st.floats(0.01, 1e5), min_size=1, max_size=400))
@@ -256,23 +279,25 @@ def with_load(made: Decision) -> Decision:
 def test_the_load_curve_has_a_line_for_each_candidate_at_the_percentile_that_its_points_have() -> None:
     """No phase has a p99, all have a p95: three points each, five candidates, in the order of what was offered."""
     made = with_load(decisions.decision())
-    (chart,) = loads.load_curves(made, "ttft_ms")
+    (chart,) = loads.load_curves(made, "ttft_ms", made.candidates)
     assert ("p95 TTFT against load, steps", "p95 TTFT, ms") == (chart.title, chart.y_title)
     assert [3] * 5 == [len(line.dots) for line in chart.given]
     assert [0.98, 1.96, 3.92] == [dot.x for dot in chart.given[0].dots]
     assert ["fp8_dynamic"] == [line.label for line in chart.given if line.dashed]
-    assert [] == list(loads.load_curves(decisions.decision(), "ttft_ms"))  # profiles of one phase have no curve
+    plain = decisions.decision()
+    assert [] == list(loads.load_curves(plain, "ttft_ms", plain.candidates))  # profiles of one phase have no curve
 
 
 def test_the_drift_chart_is_relative_and_rings_what_was_left_out() -> None:
     """Each candidate's medians over their geometric mean, of the blocks that count."""
-    chart = loads.drift(with_load(decisions.decision()), "closed-4")
+    made = with_load(decisions.decision())
+    chart = loads.drift(made, "closed-4", made.candidates)
     assert chart is not None
     dots = chart.given[0].dots
     mean = (1.0 * 1.02 * 1.06) ** (1 / 3)
     assert pytest.approx([1 / mean, 1.02 / mean, 1.04 / mean, 1.06 / mean]) == [d.y for d in dots]
     assert ([False, False, True, False], pytest.approx(6.0)) == ([d.hollow for d in dots], dots[1].x)
-    assert loads.drift(decisions.decision(), "closed-4") is None
+    assert loads.drift(decisions.decision(), "closed-4", made.candidates[-1:]) is None
 
 
 def test_charts_of_load_and_drift_are_drawings_of_their_own(tmp_path: Path) -> None:
@@ -294,13 +319,13 @@ def test_curves_leave_out_what_is_no_evidence_and_keep_buckets_apart(tmp_path: P
     made = made.model_copy(update={"candidates": (first, *made.candidates[1:])})
     probe, axis = decisions.requests(tmp_path, made, 40), figures.axis_of(made)
     assert axis is not None
-    curves = figures.curves(made, probe, axis)
+    curves = figures.curves(made, probe, axis, made.candidates)
     assert ["closed-4"] == list(curves)
     assert [31, 39] == [len(curve.values) for curve in curves["closed-4"]][:2]
     long = [f.model_copy(update={"bucket": ">8192"}) for f in first.latency]
     both = first.model_copy(update={"latency": (*first.latency, *long)})
     again = made.model_copy(update={"candidates": (both, *made.candidates[1:])})
-    assert ["closed-4"] == list(figures.curves(again, probe, axis))  # nothing was sent in the other
+    assert ["closed-4"] == list(figures.curves(again, probe, axis, again.candidates))  # nothing was sent in the other
 
 
 def test_where_no_block_counts_the_curve_is_drawn_dashed(tmp_path: Path) -> None:
@@ -311,5 +336,6 @@ def test_where_no_block_counts_the_curve_is_drawn_dashed(tmp_path: Path) -> None
     made = made.model_copy(update={"candidates": (first, *made.candidates[1:])})
     axis = figures.axis_of(made)
     assert axis is not None
-    curve = figures.curves(made, decisions.requests(tmp_path, made, 40), axis)["closed-4"][0]
+    probe = decisions.requests(tmp_path, made, 40)
+    curve = figures.curves(made, probe, axis, made.candidates)["closed-4"][0]
     assert (39, True) == (len(curve.values), curve.hollow)
