@@ -10,7 +10,7 @@ import json
 import zlib
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
-from urllib.parse import urlencode
+from urllib.parse import quote, urlencode
 
 if TYPE_CHECKING:
     from mlflow.tracking import MlflowClient
@@ -38,7 +38,7 @@ def state(campaign_key: str, x: str, y: str, metrics: Sequence[str]) -> dict[str
     }
     columns = ["attributes.`Source`", "attributes.`Models`", "attributes.`Dataset`"]
     return {
-        "searchFilter": f"tags.kind = 'variant' and tags.campaign_key = '{campaign_key}'",
+        "searchFilter": variants_of(campaign_key),
         "orderByKey": f"metrics.`{y}`",
         "orderByAsc": False,
         "startTime": "ALL",
@@ -83,23 +83,39 @@ def packed(view: dict[str, object]) -> str:
     return "deflate;" + base64.b64encode(zlib.compress(json.dumps(view).encode())).decode()
 
 
+def variants_of(campaign_key: str) -> str:
+    """The search for a campaign's variants."""
+    return f"tags.kind = 'variant' and tags.campaign_key = '{campaign_key}'"
+
+
 def fragment(experiment_id: str, campaign_key: str = "") -> str:
-    """The part of a link after the server's address; without a key, the plain run list."""
-    asked = {"workflowType": "machine_learning", "compareRunsMode": "CHART"}
-    if campaign_key:
-        asked = {"workflowType": "machine_learning", "viewStateShareKey": campaign_key, "compareRunsMode": "CHART"}
-    return f"#/experiments/{experiment_id}/runs?{urlencode(asked)}"
+    """The part of a link after the server's address: a saved view's, or without a key that of the plain run list."""
+    return _runs(experiment_id, {"viewStateShareKey": campaign_key} if campaign_key else {})
+
+
+def searched(experiment_id: str, campaign_key: str) -> str:
+    """The link to the run list of a campaign's variants, which needs no saved view.
+
+    Not for the view's own link: MLflow takes no view where a link carries a search.
+    """
+    return _runs(experiment_id, {"searchFilter": variants_of(campaign_key)})
+
+
+def _runs(experiment_id: str, asked: dict[str, str]) -> str:
+    given = {"workflowType": "machine_learning", **asked, "compareRunsMode": "CHART"}
+    return f"#/experiments/{experiment_id}/runs?{urlencode(given, quote_via=quote)}"
 
 
 def save(
     client: MlflowClient, experiment_id: str, campaign_key: str, name: str, now_ms: int, view: dict[str, object]
 ) -> str:
-    """Store a view under the campaign's key; give the link to it, or to the plain run list where that fails."""
+    """Store a view under the campaign's key; give the link to it, or to the search for the same runs where that
+    fails."""
     from mlflow.exceptions import MlflowException
 
     entry = {"name": name, "createdAt": now_ms, "updatedAt": now_ms, "state": packed(view)}
     try:
         client.set_experiment_tag(experiment_id, TAG + campaign_key, json.dumps(entry))
     except MlflowException:
-        return fragment(experiment_id)
+        return searched(experiment_id, campaign_key)
     return fragment(experiment_id, campaign_key)
