@@ -7,10 +7,11 @@ import os
 import sqlite3
 import sys
 import webbrowser
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 from urllib.parse import quote
 from urllib.request import urlopen
 
@@ -157,7 +158,7 @@ def _served(address: str) -> list[Row]:
     ]
 
 
-def _experiments(address: str) -> list[Mapping[str, object] | dict[str, object]]:
+def _experiments(address: str) -> list[dict[str, Any]]:
     """The active experiments of a server, as MLflow's own interface gives them."""
     asked = request(f"{address.rstrip('/')}/api/2.0/mlflow/experiments/search")
     asked.add_header("Content-Type", "application/json")
