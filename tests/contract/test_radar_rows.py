@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import json
+from pathlib import Path
+
 import pytest
 import yaml
 
 from pipelines import radar
+from pipelines.cli import main
 from pipelines.config import CONF_DIR
 from pipelines.engine.table import TARGETS
 from pipelines.entries import ALWAYS
 from pipelines.quantize.table import QUANTIZERS
+from tests.unit.test_campaign import checkpoint  # noqa: F401 - a fixture
 
 SHIPPED = radar.of_campaigns(None)
 KNOWN = {(one.kind, one.name) for one in SHIPPED.entries}
@@ -56,3 +61,17 @@ def test_archived_libraries_are_avoided() -> None:
     rings = {(one.kind, one.name): one.ring for one in SHIPPED.entries}
     archived = (("quantizer", "autoawq"), ("quantizer", "autogptq"), ("library", "autoawq"), ("library", "auto_gptq"))
     assert {"avoid"} == {rings[one] for one in archived}
+
+
+def test_plan_warns_of_what_is_to_be_avoided(
+    capsys: pytest.CaptureFixture[str],
+    checkpoint: Path,  # noqa: F811
+    tmp_path: Path,
+) -> None:
+    """A campaign with AutoAWQ is told of the row and of the library, and of nothing else that it uses."""
+    places = [f"checkpoint.source={checkpoint}", f"paths.store={tmp_path / 'store'}"]
+    assert 0 == main(["plan", *places, "variant=[baseline,awq_w4a16_g64_autoawq]", "--json"])
+    out, _ = capsys.readouterr()
+    told = json.loads(out.splitlines()[-1])["radar"]
+    assert ["library autoawq", "quantizer autoawq"] == [t.partition(" is to be avoided (")[0] for t in told]
+    assert all(f"warning: {line}" in out for line in told)
