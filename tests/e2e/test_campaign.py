@@ -111,7 +111,7 @@ def test_everything_made_from_the_base_says_what_it_may_be_used_under(
 ) -> None:
     """Stated once, it is in the manifest of every artifact, in the decision and in the report."""
     said = {"licence": "Apache-2.0", "licence_source": "stated"}
-    kinds = ("checkpoint", "calibration", "variant", "reference", "engine", "scores", "latency", "decision", "report")
+    kinds = ("checkpoint", "variant", "reference", "engine", "scores", "latency", "decision", "report")
     for kind in kinds:
         for made in (place.root / "store" / kind).iterdir():
             assert said == {name: manifest(made).facts.get(name) for name in said}, made
