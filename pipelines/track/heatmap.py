@@ -47,8 +47,10 @@ def draw(maps: Sequence[HeatMap], *, bounds: Sequence[str], title: str, width: f
 
 def _map(one: HeatMap, left: float, top: float, width: float, narrow: bool) -> tuple[list[str], float]:
     parts = [drawing.text(2, top + 14, drawing.cut(one.label, width), "strong")]
-    parts.append(drawing.text(2, top + 31, drawing.cut(one.note, width, 12), "soft small"))
-    top += 40
+    for line in one.note.split("; ") if narrow else [one.note]:
+        parts.append(drawing.text(2, top + 31, drawing.cut(line, width, 12), "soft small"))
+        top += 16
+    top += 24
     parts += [
         drawing.text(left - 6, top + STEP * n + 12, drawing.cut(name, left - 6, 12), "soft small", anchor="end")
         for n, name in enumerate(one.rows)
