@@ -45,10 +45,10 @@ from pipelines.stages import (
     Reloaded,
     quantizer_stage,
 )
-from pipelines.track.connection import absolute_uri
+from pipelines.track.config import TrackingConfig
+from pipelines.track.connection import absolute_uri, artifact_root
 from pipelines.track.memorysplit import caches
 from pipelines.track.report import ReportConfig
-from pipelines.track.runs import TrackingConfig
 from pipelines.workload import pinned, probe_seconds
 
 SMALL_BASE = 2**30
@@ -258,7 +258,9 @@ def assemble(campaign: Campaign, failures: Mapping[str, str], timings: Mapping[s
     scores = tuple(s for c in alive for s in c.scores.values())
     engines = tuple(c.built for c in alive)
     shown: Inputs = {**evidence, "report": report, "engines": engines, "variants": variants, "scores": scores}
-    track = this.step(TRACK, "track in MLflow", _track_config(campaign), shown)
+    # What fails changes the decision's key; the run opened before any work is known by the one it has otherwise.
+    intended = decision if not failures else assemble(campaign, {}, timings).decision
+    track = this.step(TRACK, "track in MLflow", _track_config(campaign, intended.key[:16]), shown)
     return Assembled(this.base, candidates, noise, this.champion, latency, decision, report, track)
 
 
@@ -383,10 +385,13 @@ def _calibration_told(campaign: Campaign) -> str:
     return f"{Path(config.source).name}: {shared}"
 
 
-def _track_config(campaign: Campaign) -> TrackingConfig:
+def _track_config(campaign: Campaign, plan_key: str) -> TrackingConfig:
     tracking, name = campaign.config.tracking, campaign.config.campaign
     return TrackingConfig(
-        tracking_uri=absolute_uri(tracking.uri),
+        tracking_uri=uri,
+        artifact_root=artifact_root(uri, tracking.artifacts) or "",
+        plan_key=plan_key,
+    uri = absolute_uri(tracking.uri)
         experiment=tracking.experiment or name,
         registered_model=tracking.registered_model or name,
         campaign_config=campaign.config.model_dump(mode="json"),

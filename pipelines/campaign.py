@@ -34,6 +34,7 @@ from pipelines.quantize.preflight import problems as variant_problems
 from pipelines.radar import RadarEntry
 from pipelines.release.champion import Champion
 from pipelines.release.champion import find as find_champion
+from pipelines.track.masking import MASK, exposed
 from pipelines.workload import foresee
 
 TRACKING_URI = re.compile(r"(sqlite:///.|(postgresql|mysql|mssql)(\+\w+)?://|https?://).|databricks", re.DOTALL)
@@ -80,6 +81,11 @@ class Tracking(Strict):
 
     uri: str = Field(
         default="sqlite:///mlruns/mlflow.db", description="any MLflow tracking URI; sqlite paths are relative to here"
+    )
+    artifacts: str = Field(
+        default="",
+        description="where a new experiment's files go, a path or URI; empty: beside a local database, in "
+        "mlruns/artifacts here for another one, and where a server wants them",
     )
     experiment: str = Field(default="", description="MLflow experiment; empty means the campaign's name")
     registered_model: str = Field(
@@ -164,7 +170,7 @@ def open_campaign(data: Mapping[str, Any], config_dir: Path | None = None) -> Ca
         ConfigError: every problem that can be found without running a stage, each with the key to change.
     """
     config = parse(CampaignConfig, data)
-    problems: list[Problem] = []
+    problems = list(_written_secrets(config))
     known = toolchains(config.toolchain, config.paths.toolchains_home, problems)
     placement = Placement(known, config.executor.toolchains)
     engines = entries.engines(config.engine, config.variant, placement, problems)
@@ -218,6 +224,16 @@ def open_campaign(data: Mapping[str, Any], config_dir: Path | None = None) -> Ca
 def _champion(config: CampaignConfig) -> Champion:
     model = config.tracking.registered_model or config.campaign
     return find_champion(
+def _written_secrets(config: CampaignConfig) -> Iterator[Problem]:
+    """Settings that would carry a secret into manifests and requests; of the tracking URI it is kept out of them."""
+    for key in exposed(config.model_dump(mode="json")):
+        if key != "tracking.uri":
+            yield Problem(
+                key, MASK, "holds a secret, which would be written into manifests",
+                "keep it in the environment: a process of this machine has it, a container where pass_env names it",
+            )  # fmt: skip
+
+
         config.tracking.uri, Path(config.paths.ledger).resolve(), model, Store(Path(config.paths.store).resolve())
     )
 

@@ -234,6 +234,13 @@ def _gc(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--dry-run", action="store_true", help="only say what would go")
 
 
+def _resumable(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--resume", action="store_true", required=True,
+        help="upload every campaign of the store, or the one campaign= or experiment= names, that is not there yet",
+    )  # fmt: skip
+
+
 def _comparable(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "things", nargs="+", metavar="NAME",
@@ -294,13 +301,13 @@ def _verbs() -> dict[str, Verb]:
                          lazily("pipelines.verbs.reassess", "reassess"), True, _reassessable),
         "bundle": Verb("write what one deploys of the champion: engine, serve command, evidence, licence",
                        lazily("pipelines.verbs.bundle", "bundle"), True, _bundle),
-        "canary": Verb("plan the rollout of a promoted engine; judge a step: continue (0), hold (3), roll back (4)",
-                       lazily("pipelines.verbs.canary", "canary"), False, _rollable),
         "compare": Verb("set engines, candidates or campaigns side by side: differences, intervals, conditions",
                         lazily("pipelines.verbs.compare", "compare"), False, _comparable),
         "canary": Verb("plan the rollout of a promoted engine; judge a step: continue (0), hold (3), roll back (4)",
                        lazily("pipelines.verbs.canary", "canary"), False, _rollable),
         "status": Verb("show the decisions made here", lazily(keeping, "status"), True),
+        "track": Verb("record in MLflow what is not recorded there yet",
+                      lazily("pipelines.verbs.tracking", "track"), True, _resumable),
         "ui": Verb("open the results in MLflow", lazily("pipelines.verbs.ui", "ui"), True, _viewable),
         "doctor": Verb("say what this machine can do and what is missing",
                        lazily("pipelines.verbs.doctor", "doctor"), True),

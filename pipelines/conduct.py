@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterable, Mapping
-from contextlib import AbstractContextManager
-from dataclasses import dataclass, field
-from typing import Literal
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Literal
 
 from pipelines.assembly import assemble
 from pipelines.campaign import Campaign
@@ -20,7 +21,13 @@ from pipelines.flow.stage import Step
 from pipelines.flow.store import Store, manifest
 from pipelines.flow.toolchain import carried
 from pipelines.stages import Assembled
-from pipelines.track.connection import absolute_uri
+from pipelines.track.config import TrackingConfig
+from pipelines.track.connection import absolute_uri, addressed
+from pipelines.track.keeper import Keeper, kept_open
+from pipelines.track.opening import Opening, look
+
+if TYPE_CHECKING:
+    from pipelines.track.parent import End
 
 Until = Literal["score", "probe", "decide", "run"]
 Watching = Callable[[Plan], AbstractContextManager[Watch]]
@@ -28,11 +35,12 @@ Watching = Callable[[Plan], AbstractContextManager[Watch]]
 
 @dataclass(slots=True)
 class Conducted:
-    """What a run did and found."""
+    """What a run did and found. `unopened` is why its run in MLflow was not open during the work, "" if it was."""
 
     assembled: Assembled
     outcomes: dict[str, Outcome] = field(default_factory=dict)
     decision: Decision | None = None
+    unopened: str = ""
 
     def state(self, step: Step | None) -> str:
         outcome = None if step is None else self.outcomes.get(step.key)
@@ -95,16 +103,22 @@ def conduct(campaign: Campaign, store: Store, until: Until, watching: Watching) 
     env = environment(campaign)
     done = Conducted(assemble(campaign, {}, timings.seconds))
     uri = absolute_uri(campaign.config.tracking.uri)
-    _forget_lost_track(done.assembled.track, store, uri)
+    forget_lost_track(done.assembled.track, store, uri)
     everything = plan(goals(done.assembled, until), store)
     _check_space(everything, store)
     _check_toolchains(everything)
-    with watching(everything) as watch:
-        for wanted in _rounds(until, everything):
+    opening = look(everything, Path.cwd()) if until == "run" and everything.to_run else None
+    if opening is not None:
+        done.assembled = _told(done.assembled, opening)
+        everything = plan(goals(done.assembled, until), store)
+    with watching(everything) as watch, addressed(uri), _kept(done.assembled.track, everything, store) as kept:
+        for n, wanted in enumerate(_rounds(until, everything)):
+            if n and kept is not None:
+                kept.wait()  # nothing is probed while MLflow is still at work
             failures = _failures(done.outcomes)
             if failures:
-                done.assembled = assemble(campaign, failures, timings.seconds)
-                _forget_lost_track(done.assembled.track, store, uri)
+                done.assembled = _told(assemble(campaign, failures, timings.seconds), opening)
+                forget_lost_track(done.assembled.track, store, uri)
             now = everything if wanted == until and not failures else plan(goals(done.assembled, wanted), store)
             fresh = Plan(tuple(p for p in now.steps if p.step.key not in done.outcomes))
             outcomes = execute(fresh, store, watch, env, done.outcomes)
@@ -117,11 +131,38 @@ def conduct(campaign: Campaign, store: Store, until: Until, watching: Watching) 
 
 
 def _rounds(until: Until, everything: Plan) -> tuple[Until, ...]:
+        if kept is not None:
+            kept.leave(*_end(done), wait=True)
+            done.unopened = kept.problem
     """Failures of one round change the steps of the next, so what depends on all candidates comes later."""
     if not everything.to_run:
         return (until,)
     order: tuple[Until, ...] = ("score", "probe", "decide", "run")
     return order[: order.index(until) + 1]
+
+def _told(assembled: Assembled, opening: Opening | None) -> Assembled:
+    """The steps with what was known as the campaign began, for the run that records it; no key changes by it."""
+    config = assembled.track.config.model_copy(update={"opening": opening})
+    return replace(assembled, track=replace(assembled.track, config=config))
+
+
+def _kept(track: Step, everything: Plan, store: Store) -> AbstractContextManager[Keeper | None]:
+    """Hold the campaign's run in MLflow open beside the work, where it is recorded and there is any."""
+    recorded = any(p.step.key == track.key for p in everything.steps)
+    works = any(p.step.key != track.key for p in everything.to_run)
+    if not (recorded and works and isinstance(track.config, TrackingConfig)):
+        return nullcontext()
+    return kept_open(track.config, store)
+
+
+def _end(done: Conducted) -> tuple[End | None, str]:
+    """How the run that was opened ends: as its recording left it, or as one that came to nothing new, or to nothing."""
+    outcome = done.outcomes.get(done.assembled.track.key)
+    if outcome is not None and outcome.state in ("made", "reused"):
+        return (None if outcome.state == "made" else "SPARE"), ""
+    lost = [o for o in done.failed if o.step.key in (done.assembled.decision.key, done.assembled.track.key)]
+    return "FAILED", lost[0].message if lost else "it was not decided"
+
 
 
 def _failures(outcomes: Mapping[str, Outcome]) -> dict[str, str]:
@@ -139,7 +180,7 @@ def environment(campaign: Campaign) -> dict[str, str]:
 
 def _forget_lost_track(step: Step, store: Store, tracking_uri: str) -> None:
     """A track record whose MLflow run is gone (the database was removed, say) is no record; make it again."""
-    from pipelines.track.connection import recorded
+    from pipelines.track.standing import recorded
 
     artifact = store.path("track", step.key)
     if store.has("track", step.key) and not recorded(tracking_uri, str(manifest(artifact).facts.get("run_id", ""))):

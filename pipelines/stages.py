@@ -63,7 +63,7 @@ REASSESSMENT = Stage(
     ("scipy",),
 )  # fmt: skip
 REPORT = Stage("report", "report", 2, "pipelines.track.report:run", "pipelines.track.report:ReportConfig")
-TRACK = Stage("track", "track", 1, "pipelines.track.runs:run", "pipelines.track.runs:TrackingConfig", ("mlflow",))
+TRACK = Stage("track", "track", 2, "pipelines.track.runs:run", "pipelines.track.config:TrackingConfig", ("mlflow",))
 
 # Seconds on a machine that has not run a stage yet; afterwards its own last run is the estimate.
 FIRST_GUESS = {

@@ -223,7 +223,12 @@ def decision(outcome: str = "promote") -> Decision:
 
 
 def artifact(
-    where: Path, kind: str, key: str, facts: Mapping[str, object] | None = None, inputs: Mapping[str, str] | None = None
+    where: Path,
+    kind: str,
+    key: str,
+    facts: Mapping[str, object] | None = None,
+    inputs: Mapping[str, str] | None = None,
+    config: Mapping[str, object] | None = None,
 ) -> Path:
     """Close a directory with a manifest, as the store does; files already in it are hashed."""
     where.mkdir(parents=True, exist_ok=True)
@@ -233,7 +238,7 @@ def artifact(
             "stage": kind,
             "version": 1,
             "key": key,
-            "config": {},
+            "config": dict(config or {}),
             "inputs": dict(inputs or {}),
             "toolchain": {},
             "device": {"name": CONDITIONS["device"]},
@@ -291,7 +296,8 @@ def scores(root: Path, made: Decision) -> list[Path]:
             where = root / "scores" / key[:16]
             where.mkdir(parents=True)
             pq.write_table(pa.table({"item_id": ["1", "2"], "score": [1.0, 0.0]}), where / "items.parquet")
-            found.append(artifact(where, "scores", key, {"eval_set": eval_set}, {"engine": one.keys["engine"]}))
+            config = {"digest": key_of("evalset", eval_set)}
+            found.append(artifact(where, "scores", key, {"eval_set": eval_set}, {"engine": one.keys["engine"]}, config))
     return found
 
 

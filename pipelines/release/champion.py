@@ -12,7 +12,7 @@ from pathlib import Path
 from pipelines.errors import EnvironmentProblem, EvidenceError
 from pipelines.flow.store import Store, manifest
 from pipelines.release.ledger import Ledger
-from pipelines.track.connection import aliased_tags
+from pipelines.track.standing import aliased_tags
 from pipelines.track.versions import CHAMPION
 
 

@@ -1,25 +1,43 @@
-"""A connection to MLflow: bounded waits, one initialisation of a fresh database, no telemetry, one kind of error."""
+"""A connection to MLflow: bounded waits, one initialisation of a fresh database, no telemetry, one kind of error.
+
+MLflow itself never sends a request twice here, since it would send one again that arrived: whoever records does all of
+it again, which finds what is there (`persistently`).
+"""
 
 from __future__ import annotations
 
+import hashlib
 import os
+import socket
 import sqlite3
-from collections.abc import Iterator
+import tempfile
+import time
+from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 from urllib.error import HTTPError, URLError
-from urllib.parse import quote, unquote
+from urllib.parse import quote, unquote, urlsplit, urlunsplit
 from urllib.request import Request, urlopen
 
 from pipelines.errors import EnvironmentProblem
-from pipelines.track.masking import masked_text
+from pipelines.track.masking import MASK, masked_text
 
 if TYPE_CHECKING:
     from mlflow.tracking import MlflowClient
 
 KEY = "tracking.uri"
-KEPT = "results are kept locally; run the same command again once it answers, and they are recorded once"
+KEPT = "results are kept locally; `quantgate track --resume` records them once, when it answers"
+ADDRESS = "QUANTGATE_TRACKING_URI"
+"""The environment variable in which a tracking URI with a password travels to a child: no file has it."""
+PASSING = ("INTERNAL_ERROR", "TEMPORARILY_UNAVAILABLE", "REQUEST_LIMIT_EXCEEDED", "DATABASE_ERROR")
+PORTS = {"postgresql": 5432, "mysql": 3306, "mssql": 1433}
+TRIES = 4
+T = TypeVar("T")
+
+
+class Lost(EnvironmentProblem):
+    """The connection went, or the server could not just then; what was recorded so far stands."""
 
 
 def absolute_uri(uri: str) -> str:
@@ -42,30 +60,114 @@ def is_server(uri: str) -> bool:
 
 
 def artifact_root(uri: str, chosen: str = "") -> str | None:
-    """Where artifacts go: beside a local database unless chosen otherwise; a server decides for itself."""
+    """Where artifacts go: what was chosen; else beside a local database, in mlruns/ here for another one, and where a
+    server wants them."""
+    if chosen or is_server(uri) or "://" not in uri:
+        return (chosen if "://" in chosen else str(Path(chosen).resolve())) if chosen else None
     path = database(uri)
-    return chosen or (str(path.parent / "artifacts") if path is not None else None)
+    return str((Path("mlruns").resolve() if path is None else path.parent) / "artifacts")
+
+
+@contextmanager
+def addressed(uri: str) -> Iterator[None]:
+    """Let child processes know a URI whose password is in none of their files."""
+    before = os.environ.get(ADDRESS)
+    os.environ[ADDRESS] = uri
+    try:
+        yield
+    finally:
+        if before is None:
+            os.environ.pop(ADDRESS, None)
+        else:
+            os.environ[ADDRESS] = before
+
+
+def whole(uri: str) -> str:
+    """The URI that was masked to this one, as the process that started us knows it.
+
+    Raises:
+        EnvironmentProblem: it is masked, and nobody told us the rest.
+    """
+    if MASK not in uri:
+        return uri
+    told = os.environ.get(ADDRESS, "")
+    if masked_text(told) != uri:
+        raise EnvironmentProblem(
+            f"{KEY}={uri!r}: its password is in no file; `quantgate track --resume` records what was not recorded yet"
+        )
+    return told
+
+
+def persistently(uri: str, work: Callable[[MlflowClient], T], *, timeout_s: float, patience_s: float) -> T:
+    """Do work that may be done again over a connection, and again from its beginning where it was lost on the way.
+
+    A server that is not there at first is not waited for; one that goes away in between is, for `patience_s`.
+
+    Raises:
+        EnvironmentProblem: it is away, did not come back in time, or refuses.
+    """
+    for last in (*[False] * (TRIES - 1), True):
+        begun = False
+        try:
+            with session(uri, timeout_s=timeout_s) as client:
+                begun = True
+                return work(client)
+        except Lost:
+            if last or not begun or not _back(uri, timeout_s, patience_s):
+                raise
+    raise AssertionError("the last try returns or raises")
+
+
+def _back(uri: str, timeout_s: float, patience_s: float) -> bool:
+    """Wait until a server answers again; a database is only given a moment."""
+    deadline = time.monotonic() + patience_s
+    while True:
+        time.sleep(min(1.0, patience_s))
+        if not is_server(uri):
+            return True
+        try:
+            reach(uri, timeout_s)
+        except EnvironmentProblem:
+            if time.monotonic() >= deadline:
+                return False
+        else:
+            return True
 
 
 @contextmanager
 def session(uri: str, *, timeout_s: float = 10.0) -> Iterator[MlflowClient]:
-    """Open a client; whatever MLflow raises inside becomes one clear error.
+    """Open a client; whatever MLflow and what it stands on raise inside becomes one clear error.
 
     Raises:
-        EnvironmentProblem: the server does not answer in time, the database cannot be opened or written.
+        EnvironmentProblem: the server does not answer in time, the database cannot be opened or written; `Lost` where
+            another try may do.
     """
     with _settings(timeout_s):
         if is_server(uri):
-            _reach(uri, timeout_s)
+            reach(uri, timeout_s)
+        elif host := urlsplit(uri).hostname:
+            _reach_database(uri, host, timeout_s)
         from mlflow.exceptions import MlflowException
+        from requests.exceptions import RequestException
+        from sqlalchemy.exc import SQLAlchemyError
 
         try:
             yield _client(uri)
         except MlflowException as error:
-            why = masked_text(str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__)
+            kind = Lost if error.error_code in PASSING else EnvironmentProblem
+            raise _told(kind, uri, error) from None
+        except (RequestException, SQLAlchemyError) as error:
+            raise _told(Lost, uri, error) from None
+        except ModuleNotFoundError as error:
             raise EnvironmentProblem(
-                f"{KEY}={masked_text(uri)!r}: MLflow refused or failed: {why[:300]}; {KEPT}"
+                f"{KEY}={masked_text(uri)!r}: the driver of this database is missing ({error}); "
+                "PostgreSQL's comes with `pip install 'quantgate[postgres]'`"
             ) from None
+
+
+def _told(kind: type[EnvironmentProblem], uri: str, error: Exception) -> EnvironmentProblem:
+    lines = str(error).strip().splitlines() or [type(error).__name__]
+    return kind(f"{KEY}={masked_text(uri)!r}: MLflow refused or failed: {masked_text(lines[0])[:300]}; {KEPT}")
 
 
 def reachable(uri: str, *, timeout_s: float = 5.0) -> str:
@@ -76,7 +178,7 @@ def reachable(uri: str, *, timeout_s: float = 5.0) -> str:
     """
     path = database(uri)
     if is_server(uri):
-        _reach(uri, timeout_s)
+        reach(uri, timeout_s)
         return "the server answers"
     if path is None:
         return "is neither a server nor a database; MLflow will see"
@@ -99,96 +201,7 @@ def _unwritable(path: Path) -> str:
     return ""
 
 
-def recorded(uri: str, run_id: str, *, timeout_s: float = 5.0) -> bool:
-    """Say whether a recorded run still stands, finished and not deleted; False where nobody can tell.
-
-    Reads a sqlite database or asks a server directly, so MLflow itself is not imported.
-    """
-    path = database(uri)
-    if path is not None:
-        return _in_database(path, run_id)
-    if is_server(uri):
-        return _on_server(uri, run_id, timeout_s)
-    with session(uri, timeout_s=timeout_s) as client:
-        info = client.get_run(run_id).info
-        return bool(info.lifecycle_stage == "active" and info.status == "FINISHED")
-
-
-def _in_database(path: Path, run_id: str) -> bool:
-    if not path.is_file():
-        return False
-    try:
-        with closing(sqlite3.connect(f"file:{quote(str(path))}?mode=ro", uri=True, timeout=5)) as connection:
-            row = connection.execute(
-                "SELECT status, lifecycle_stage FROM runs WHERE run_uuid = ?", (run_id,)
-            ).fetchone()
-    except sqlite3.Error:
-        return False
-    return bool(row == ("FINISHED", "active"))
-
-
-def _on_server(uri: str, run_id: str, timeout_s: float) -> bool:
-    import json
-
-    address = f"{uri.rstrip('/')}/api/2.0/mlflow/runs/get?run_id={quote(run_id)}"
-    try:
-        with urlopen(request(address), timeout=timeout_s) as answer:
-            info = json.load(answer)["run"]["info"]
-    except (OSError, ValueError, KeyError):
-        return False
-    return bool(info.get("status") == "FINISHED" and info.get("lifecycle_stage") == "active")
-
-
-def aliased_tags(uri: str, model: str, alias: str, *, timeout_s: float = 5.0) -> dict[str, str]:
-    """Give the tags of the version an alias points at, with its "version"; empty where it points at none.
-
-    Reads a sqlite database or asks a server directly, as `recorded` does.
-
-    Raises:
-        EnvironmentProblem: the server does not answer, or the database cannot be read.
-    """
-    path = database(uri)
-    if path is not None:
-        return _tags_in_database(path, model, alias)
-    if not is_server(uri):
-        return {}
-    _reach(uri, timeout_s)
-    return _tags_on_server(uri, model, alias, timeout_s)
-
-
-def _tags_in_database(path: Path, model: str, alias: str) -> dict[str, str]:
-    if not path.is_file():
-        return {}
-    try:
-        with closing(sqlite3.connect(f"file:{quote(str(path))}?mode=ro", uri=True, timeout=5)) as connection:
-            asked = "SELECT version FROM registered_model_aliases WHERE name = ? AND alias = ?"
-            row = connection.execute(asked, (model, alias)).fetchone()
-            if row is None:
-                return {}
-            asked = "SELECT key, value FROM model_version_tags WHERE name = ? AND version = ?"
-            return {**dict(connection.execute(asked, (model, row[0])).fetchall()), "version": str(row[0])}
-    except sqlite3.Error as error:
-        raise EnvironmentProblem(f"{KEY}={masked_text(str(path))!r}: the registry cannot be read ({error})") from None
-
-
-def _tags_on_server(uri: str, model: str, alias: str, timeout_s: float) -> dict[str, str]:
-    import json
-
-    where = f"name={quote(model)}&alias={quote(alias)}"
-    address = f"{uri.rstrip('/')}/api/2.0/mlflow/registered-models/alias?{where}"
-    try:
-        with urlopen(request(address), timeout=timeout_s) as answer:
-            version = json.load(answer)["model_version"]
-    except HTTPError as error:
-        if error.code in (400, 404):  # no such model, or nobody has the alias
-            return {}
-        raise EnvironmentProblem(f"{KEY}={masked_text(uri)!r}: the registry answers HTTP {error.code}") from None
-    except (OSError, ValueError, KeyError) as error:
-        raise EnvironmentProblem(f"{KEY}={masked_text(uri)!r}: the registry does not answer ({error})") from None
-    return {t["key"]: t["value"] for t in version.get("tags", [])} | {"version": str(version["version"])}
-
-
-def _reach(uri: str, timeout_s: float) -> None:
+def reach(uri: str, timeout_s: float) -> None:
     """Ask whether the server is there at all, once, so that an absent one costs seconds and not MLflow's retries."""
     try:
         with urlopen(request(f"{uri.rstrip('/')}/health"), timeout=timeout_s):
@@ -205,37 +218,69 @@ def _reach(uri: str, timeout_s: float) -> None:
     )
 
 
+def _reach_database(uri: str, host: str, timeout_s: float) -> None:
+    """Ask whether anything listens there, since a driver may wait for minutes."""
+    port = urlsplit(uri).port or next((p for name, p in PORTS.items() if uri.startswith(name)), None)
+    if port is None:
+        return
+    try:
+        socket.create_connection((host, port), timeout=timeout_s).close()
+    except OSError as error:
+        raise EnvironmentProblem(
+            f"{KEY}={masked_text(uri)!r}: nothing answers at {host}:{port} within {timeout_s:g} s ({error}); start the "
+            f"database, or choose another URI; {KEPT}"
+        ) from None
+
+
 def request(address: str) -> Request:
-    """A request with the credentials MLflow itself would take from the environment."""
+    """A request with the credentials MLflow itself would take: those in the address, else from the environment."""
     import base64
 
-    request = Request(address)
+    parts = urlsplit(address)
+    user, at, host = parts.netloc.rpartition("@")
+    made = Request(urlunsplit(parts._replace(netloc=host)))
+    pair = unquote(user) if at else ""
     if token := os.environ.get("MLFLOW_TRACKING_TOKEN"):
-        request.add_header("Authorization", f"Bearer {token}")
-    elif user := os.environ.get("MLFLOW_TRACKING_USERNAME"):
-        pair = f"{user}:{os.environ.get('MLFLOW_TRACKING_PASSWORD', '')}"
-        request.add_header("Authorization", "Basic " + base64.b64encode(pair.encode()).decode())
-    return request
+        made.add_header("Authorization", f"Bearer {token}")
+    elif name := os.environ.get("MLFLOW_TRACKING_USERNAME"):
+        pair = f"{name}:{os.environ.get('MLFLOW_TRACKING_PASSWORD', '')}"
+    if pair and not made.has_header("Authorization"):
+        made.add_header("Authorization", "Basic " + base64.b64encode(pair.encode()).decode())
+    return made
 
 
 def _client(uri: str) -> MlflowClient:
-    """A client; a local database is opened by one process at a time, since its creation is not safe for several."""
+    """A client; a database is opened by one process at a time, since its creation is not safe for several."""
     from mlflow.tracking import MlflowClient
 
-    path = database(uri)
-    if path is None:
+    if is_server(uri):
         return MlflowClient(tracking_uri=uri, registry_uri=uri)
     from filelock import FileLock
+    from mlflow.store.db import utils
 
+    utils.MAX_RETRY_COUNT = 2  # MLflow would try for two minutes to open a database that refuses
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        with FileLock(path.with_name(path.name + ".lock"), timeout=120):
+        with FileLock(_beside(uri), timeout=120):
             client = MlflowClient(tracking_uri=uri, registry_uri=uri)
             client.search_experiments(max_results=1)
             client.search_registered_models(max_results=1)
             return client
     except OSError as error:
-        raise EnvironmentProblem(f"{KEY}={uri!r}: cannot write there ({error}); choose another path") from None
+        raise EnvironmentProblem(
+            f"{KEY}={masked_text(uri)!r}: cannot write there ({error}); choose another path"
+        ) from None
+
+
+def _beside(uri: str) -> Path:
+    """The lock file of a database: beside a local one, else in this machine's directory for temporary files."""
+    path = database(uri)
+    if path is None:
+        return (
+            Path(tempfile.gettempdir())
+            / f"quantgate-{os.getuid()}-{hashlib.sha256(uri.encode()).hexdigest()[:16]}.lock"
+        )
+    path.parent.mkdir(parents=True, exist_ok=True)
+    return path.with_name(path.name + ".lock")
 
 
 @contextmanager
@@ -243,7 +288,7 @@ def _settings(timeout_s: float) -> Iterator[None]:
     """MLflow's settings for a bounded, quiet, self-contained conversation, put back afterwards."""
     wanted = {
         "MLFLOW_DISABLE_TELEMETRY": "true",
-        "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "2",
+        "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "0",
         "MLFLOW_HTTP_REQUEST_BACKOFF_FACTOR": "1",
         "MLFLOW_HTTP_REQUEST_TIMEOUT": str(max(1, round(timeout_s))),
         "GIT_PYTHON_REFRESH": "quiet",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
 
 MASK = "***"
 _ALWAYS = {
@@ -35,8 +36,12 @@ _HARMLESS = {
     "sort",
     "order",
 }
-_URL_USER = re.compile(r"(?<=://)[^/@\s\"']+(?=@)")
-_PARAMETER = re.compile(r"(?i)\b((?:access_?|api_?|auth_?)?(?:token|key|secret|password)=)[^&\s\"']+")
+# A password may hold an @ or a slash that should have been escaped: up to the last @ it is all credentials.
+_URL_USER = re.compile(r"(?<=://)(?:[^/@\s\"']*:[^\s\"']*|[^/\s\"']+)(?=@)")
+_PARAMETER = re.compile(
+    r"(?i)\b((?:(?:access|api|auth|secret|account|private)_?)?key=|\w*(?:token|secret|password|passwd|pwd|passphrase)="
+    r"|(?:x-amz-)?(?:sig|signature|credential)=)[^&\s\"']+"
+)
 _BEARER = re.compile(r"(?i)\b(bearer|basic)\s+[A-Za-z0-9._~+/=-]{8,}")
 _SHAPED = re.compile(
     r"\b(?:hf_[A-Za-z0-9]{16,}|sk-[A-Za-z0-9_-]{16,}|gh[pousr]_[A-Za-z0-9]{20,}|glpat-[\w-]{16,}|AKIA[A-Z0-9]{16}|xox[abpr]-[\w-]{10,})"
@@ -50,6 +55,25 @@ def masked(data: object) -> object:
     if isinstance(data, list | tuple):
         return [masked(v) for v in data]
     return masked_text(data) if isinstance(data, str) else data
+
+
+def exposed(data: object, key: str = "") -> Iterator[str]:
+    """The dotted names of settings that hold a secret beyond doubt: by their own name, in a URL, or by a token's shape.
+
+    Other texts are only masked where they are shown: to refuse them would refuse prose.
+    """
+    if isinstance(data, dict):
+        for name, value in data.items():
+            at = f"{key}.{name}" if key else str(name)
+            if _is_secret(str(name)) and isinstance(value, str) and value:
+                yield at
+            else:
+                yield from exposed(value, at)
+    elif isinstance(data, list | tuple):
+        for n, value in enumerate(data):
+            yield from exposed(value, f"{key}.{n}")
+    elif isinstance(data, str) and (_URL_USER.search(data) or _SHAPED.search(data)):
+        yield key
 
 
 def masked_text(text: str) -> str:

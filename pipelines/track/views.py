@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from mlflow.tracking import MlflowClient
 
 TAG = "mlflow.sharedViewState."
-PARAMS = ("quantizer", "scheme")
+PARAMS = ("method", "scheme")
 
 
 def state(campaign_key: str, x: str, y: str, metrics: Sequence[str]) -> dict[str, object]:

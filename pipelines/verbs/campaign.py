@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import shlex
 import sys
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
@@ -26,6 +27,7 @@ from pipelines.flow.toolchain import CURRENT
 from pipelines.intake.calibration import leaking
 from pipelines.intake.heldout import listed
 from pipelines.track.connection import is_server
+from pipelines.track.masking import masked_text
 from pipelines.verbs import licence, memory
 
 MOST_LINES = 100
@@ -34,16 +36,19 @@ SERVED = "  (`quantgate ui` serves it)"
 
 @dataclass(frozen=True, slots=True)
 class Opened:
-    """A campaign and the store it works in."""
+    """A campaign and the store it works in; `asked` are the words of the command line that chose it."""
 
     campaign: Campaign
     store: Store
+    asked: tuple[str, ...] = ()
 
 
 def _open(args: argparse.Namespace, overrides: Sequence[str] | None = None) -> Opened:
     directory = Path(args.config_dir).resolve() if args.config_dir else None
-    campaign = open_campaign(compose(args.overrides if overrides is None else overrides, directory), directory)
-    return Opened(campaign, Store(Path(campaign.config.paths.store).resolve()))
+    chosen = tuple(args.overrides if overrides is None else overrides)
+    campaign = open_campaign(compose(chosen, directory), directory)
+    asked = (*chosen, *(("--config-dir", str(args.config_dir)) if args.config_dir else ()))
+    return Opened(campaign, Store(Path(campaign.config.paths.store).resolve()), asked)
 
 
 def plan(args: argparse.Namespace) -> Answer:
@@ -238,11 +243,22 @@ def _conduct(opened: Opened, until: Until) -> Answer:
     if done.decision is None:
         return Answer(1, document)
     document |= _show_decision(done, done.decision, store)
+    if until == "run" and done.state(done.assembled.track) not in ("made", "reused"):
+        document["unrecorded"] = _show_unrecorded(opened.asked)
     nothing_to_compare_with = any(c.reference and c.status == "failed" for c in done.decision.candidates)
     return Answer(1 if nothing_to_compare_with else OUTCOME_CODES[done.decision.outcome], document)
 
 
+def _show_unrecorded(asked: Sequence[str]) -> str:
+    """Say that MLflow does not have this campaign, and the command that records it; give the command."""
+    command = masked_text(shlex.join(["quantgate", "track", "--resume", *asked]))
+    print(f"MLflow:   not recorded; all of it is kept here. Once MLflow answers: {command}")
+    return command
+
+
 def _show_failures(done: Conducted) -> None:
+    if done.unopened:
+        print(f"warning: the run in MLflow was not open during the work: {done.unopened}", file=sys.stderr)
     for outcome in done.failed:
         again = "worth another try: " if outcome.transient else ""
         print(

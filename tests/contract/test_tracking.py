@@ -3,107 +3,25 @@
 from __future__ import annotations
 
 import json
-import shutil
 import socket
 import time
-from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
 
-from pipelines.decide.model import Decision
-from pipelines.errors import ConfigError, EnvironmentProblem, EvidenceError
-from pipelines.flow.store import Store
-from pipelines.release import champion, registry
-from pipelines.release.ledger import Ledger
-from pipelines.release.registry import Registry, promote, rollback
+from pipelines.errors import EnvironmentProblem
 from pipelines.track import runs, ui, versions, views
-from pipelines.track.connection import recorded, session
-from pipelines.track.runs import TrackingConfig
+from pipelines.track.config import TrackingConfig
+from pipelines.track.connection import session
+from pipelines.track.standing import recorded
 from tests import decisions
+from tests.tracked import Crash, World, found
 
 if TYPE_CHECKING:
-    from mlflow.entities import Run
-    from mlflow.tracking import MlflowClient
+    pass
 
 pytestmark = pytest.mark.filterwarnings("ignore:The ``noload`` loader strategy is deprecated")
-
-
-class Crash(BaseException):
-    """Stands for the end of the process at one place."""
-
-
-@dataclass(frozen=True)
-class World:
-    """One store, one MLflow, and what to record."""
-
-    root: Path
-
-    @property
-    def uri(self) -> str:
-        return f"sqlite:///{self.root}/mlruns/mlflow.db"
-
-    @property
-    def store(self) -> Store:
-        return Store(self.root / "store")
-
-    @property
-    def registry(self) -> Registry:
-        return Registry(self.uri, self.root / "mlruns" / "ledger.jsonl", "demo")
-
-    def decided(self, made: Decision) -> Path:
-        return decisions.decided(self.root / "store", made)
-
-    def record(self, decision: Path, config: TrackingConfig | None = None) -> dict[str, object]:
-        out, report, store = self.root / "out", self.root / "report", self.root / "store"
-        out.mkdir(exist_ok=True)
-        report.mkdir(exist_ok=True)
-        (report / "report.html").write_text("<p>report</p>")
-        found = runs.run(
-            config or TrackingConfig(tracking_uri=self.uri),
-            out,
-            decision=decision,
-            report=report,
-            engines=sorted((store / "engine").iterdir()),
-            variants=sorted((store / "variant").iterdir()),
-            scores=sorted((store / "scores").iterdir()),
-            latency=next((store / "latency").iterdir()),
-        )
-        return dict(found)
-
-    def aliases(self) -> dict[str, str]:
-        with session(self.uri) as client:
-            return {str(k): str(v) for k, v in client.get_registered_model("demo").aliases.items()}
-
-
-@pytest.fixture(scope="module")
-def template(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A store and an initialised database, copied for each test."""
-    root = tmp_path_factory.mktemp("template")
-    made = decisions.decision()
-    decisions.engines(root / "store", made)
-    decisions.variants(root / "store", made)
-    decisions.scores(root / "store", made)
-    decisions.requests(root / "store", made, 20)
-    with session(f"sqlite:///{root}/mlruns/mlflow.db"):
-        pass
-    return root
-
-
-@pytest.fixture
-def world(template: Path, tmp_path: Path) -> Iterator[World]:
-    shutil.copytree(template, tmp_path / "world")
-    yield World(tmp_path / "world")
-    from mlflow.tracking._tracking_service.utils import _get_store
-
-    _get_store(f"sqlite:///{tmp_path}/world/mlruns/mlflow.db").engine.dispose()
-
-
-def found(client: MlflowClient, kind: str) -> list[Run]:
-    experiments = [e.experiment_id for e in client.search_experiments()]
-    return list(client.search_runs(experiments, f"tags.kind = '{kind}'"))
 
 
 def test_a_campaign_is_one_parent_and_a_run_per_candidate(world: World) -> None:
@@ -129,6 +47,54 @@ def test_a_campaign_is_one_parent_and_a_run_per_candidate(world: World) -> None:
     assert pytest.approx(31 * 2.4 * 1.9) == winner.data.metrics["latency/closed-4/ttft_p99_ms"]
     assert {"config.yaml", "decision.json", "decision.md", "report.html", "latency"} == files
     assert {f"scores/{name}" for name in decisions.SETS} == scores
+
+
+def test_a_candidates_run_has_its_data_sets_its_own_requests_and_plots(world: World, tmp_path: Path) -> None:
+    """Data sets by the digest of what was drawn, requests of that engine alone, and charts that stand alone."""
+    import pyarrow.parquet as pq
+
+    made = decisions.decision()
+    world.record(world.decided(made))
+    with session(world.uri) as client:
+        run = {r.data.tags["candidate"]: r for r in found(client, "variant")}["gptq_w4a16_g64"]
+        plots = {f.path for f in client.list_artifacts(run.info.run_id, "plots")}
+        requests = client.download_artifacts(run.info.run_id, "latency/requests.parquet", str(tmp_path))
+        losses = Path(client.download_artifacts(run.info.run_id, "plots/losses.svg", str(tmp_path))).read_text()
+        inputs = client.get_run(run.info.run_id).inputs.dataset_inputs
+    assert {"plots/losses.svg", "plots/latency-1.svg"} == plots
+    assert "support_intent" in losses and "awq_w4a16_g64" not in losses
+    assert {made.candidates[1].keys["engine"][:16]} == set(pq.read_table(requests)["engine"].to_pylist())
+    digests = {i.dataset.name: (i.dataset.digest, {t.key: t.value for t in i.tags}) for i in inputs}
+    assert set(decisions.SETS) == set(digests)
+    for name, (digest, tags) in digests.items():
+        assert (decisions.key_of("evalset", name)[:36], "evaluation") == (digest, tags["mlflow.data.context"])
+        assert decisions.key_of("evalset", name) == tags["digest"]
+
+
+def test_the_champion_of_now_is_told_by_a_tag(world: World) -> None:
+    """Recorded after somebody was promoted, the run of the same engine says that it is champion's."""
+    decision = world.decided(decisions.decision())
+    facts = world.record(decision)
+    with session(world.uri) as client:
+        client.set_registered_model_alias("demo", versions.CHAMPION, str(facts["model_version"]))
+        client.delete_experiment(str(facts["experiment_id"]))
+    world.record(decision, TrackingConfig(tracking_uri=world.uri, experiment="again"))
+    with session(world.uri) as client:
+        crowned = {r.data.tags["candidate"]: r.data.tags["champion"] for r in found(client, "variant")}
+    assert ["gptq_w4a16_g64"] == [label for label, champion in crowned.items() if champion == "true"]
+
+
+def test_the_challenger_of_a_later_decision_stays(world: World) -> None:
+    """A campaign that was decided before is recorded after: it is registered, and challenger is who was."""
+    later = world.decided(decisions.decision())
+    first = world.record(later)
+    earlier = decisions.decision().model_copy(update={"campaign": "before"})
+    path = world.decided(earlier)
+    told = json.loads((path / "manifest.json").read_text())
+    (path / "manifest.json").write_text(json.dumps(told | {"started": "2026-11-01T00:00:00+00:00"}))
+    second = world.record(path, TrackingConfig(tracking_uri=world.uri, registered_model="demo"))
+    assert first["model_version"] != second["model_version"]
+    assert {"challenger": first["model_version"]} == world.aliases()
 
 
 def test_a_variants_layers_are_a_table_of_its_run(world: World, tmp_path: Path) -> None:
@@ -312,200 +278,3 @@ def test_ui_says_when_nothing_was_recorded_and_when_the_port_is_taken(world: Wor
         port = taken.getsockname()[1]
         with pytest.raises(EnvironmentProblem, match=f"port={port}"), ui.server(world.uri, port):
             pass
-
-
-def champions(world: World, *labels: str) -> None:
-    """Promote some candidates one after another, by override, so that there is a champion and a previous."""
-    decision = world.decided(decisions.decision())
-    for label in labels:
-        promote(world.registry, decision, world.store, actor="ada", candidate=label, override_reason="set-up")
-
-
-def test_a_decision_of_promote_makes_its_winner_champion(world: World) -> None:
-    """Alias and ledger agree; doing it again changes nothing."""
-    decision = world.decided(decisions.decision())
-    world.record(decision)
-    first = promote(world.registry, decision, world.store, actor="ada")
-    again = promote(world.registry, decision, world.store, actor="ada")
-    assert (True, False) == (first.changed, again.changed)
-    assert {"challenger": first.version, "champion": first.version} == world.aliases()
-    ledger = Ledger(world.registry.ledger)
-    assert ["intent", "alias_set", "committed"] == [e.state for e in ledger.entries()]
-    assert first.version == ledger.champion("demo")
-
-
-def test_the_champion_is_found_by_ledger_or_registry_without_mlflow(world: World, tmp_path: Path) -> None:
-    """The ledger's last, or where it knows nobody the registry's alias; its engine must be in the store."""
-    nobody = champion.find(world.uri, world.registry.ledger, "demo", world.store)
-    assert ("", "nobody is champion of demo") == (nobody.engine_key, nobody.note)
-    champions(world, "awq_w4a16_g64")
-    engine = next(c.keys["engine"] for c in decisions.decision().candidates if c.label == "awq_w4a16_g64")
-    for ledger in (world.registry.ledger, tmp_path / "no_ledger.jsonl"):
-        found = champion.find(world.uri, ledger, "demo", world.store)
-        assert ("1", engine, "") == (found.version, found.engine_key, found.note)
-    lost = champion.find(world.uri, world.registry.ledger, "demo", Store(tmp_path / "elsewhere"))
-    assert ("1", "") == (lost.version, lost.engine_key)
-    assert "version 1 cannot be compared with: its engine is not in" in lost.note
-    away = champion.find("http://127.0.0.1:9", tmp_path / "no_ledger.jsonl", "demo", world.store)
-    assert "not known: tracking.uri='http://127.0.0.1:9'" in away.note
-
-
-def test_what_an_alias_stands_for_is_known_without_the_ledger(world: World) -> None:
-    """Champion, previous and an alias that a person set by hand all count; an absent database is not made by asking."""
-    assert set() == registry.aliased(f"sqlite:///{world.root}/elsewhere/mlflow.db")
-    assert not (world.root / "elsewhere").exists()
-    champions(world, "rtn_w4a16_g64", "gptq_w4a16_g64", "awq_w4a16_g64")
-    engines = {c.label: c.keys["engine"][:16] for c in decisions.decision().candidates if "engine" in c.keys}
-    decision = world.decided(decisions.decision()).name
-    wanted = {decision, engines["gptq_w4a16_g64"], engines["awq_w4a16_g64"]}
-    assert wanted == registry.aliased(world.uri)
-    with session(world.uri) as client:
-        client.set_registered_model_alias("demo", "canary", "1")
-    assert wanted | {engines["rtn_w4a16_g64"]} == registry.aliased(world.uri)
-
-
-@pytest.mark.parametrize("outcome", ["hold", "reject"])
-def test_any_other_decision_is_refused_unless_overridden_by_a_named_person(world: World, outcome: str) -> None:
-    """The refusal gives the decision; the override's reason and actor are in the ledger."""
-    decision = world.decided(decisions.decision(outcome))
-    with pytest.raises(EvidenceError, match=f"the decision is {outcome}"):
-        promote(world.registry, decision, world.store, actor="ada")
-    with pytest.raises(ConfigError, match="no winner"):
-        promote(world.registry, decision, world.store, actor="ada", override_reason="we know better")
-    with pytest.raises(ConfigError, match=r"actor[\s\S]*override"):
-        promote(world.registry, decision, world.store, actor=" ", override_reason="")
-    label = "awq_w4a16_g64"
-    made = promote(
-        world.registry, decision, world.store, actor="ada", candidate=label, override_reason="we know better"
-    )
-    (entry,) = [e for e in Ledger(world.registry.ledger).entries() if e.state == "committed"]
-    assert made.overridden
-    assert ("ada", "we know better") == (entry.change.actor, entry.change.override_reason)
-
-
-def test_a_candidate_that_is_unknown_or_failed_is_refused(world: World) -> None:
-    """The closest name is offered; a failed one has no engine, override or not."""
-    decision = world.decided(decisions.decision())
-    with pytest.raises(ConfigError, match="did you mean 'awq_w4a16_g64'"):
-        promote(world.registry, decision, world.store, actor="ada", candidate="awq_w4a16")
-    with pytest.raises(EvidenceError, match="no engine to promote"):
-        promote(world.registry, decision, world.store, actor="a", candidate="gptq_w3a16_g64", override_reason="please")
-
-
-def test_a_simulated_engine_is_never_promoted(world: World) -> None:
-    """What a stand-in for a container made is refused, whatever the decision says and whoever overrides it."""
-    decision = world.decided(decisions.decision())
-    (one,) = [c for c in decisions.decision().candidates if c.label == "awq_w4a16_g64"]
-    engine = world.store.path("engine", one.keys["engine"])
-    record = json.loads((engine / "manifest.json").read_text())
-    (engine / "manifest.json").write_text(json.dumps(record | {"simulated": True}))
-    with pytest.raises(EvidenceError, match="made by a simulated container"):
-        promote(world.registry, decision, world.store, actor="ada", candidate="awq_w4a16_g64", override_reason="please")
-    assert [] == Ledger(world.registry.ledger).entries()
-
-
-def test_what_was_built_and_not_judged_is_never_promoted(world: World) -> None:
-    """An engine that never ran has no evidence, whoever overrides the decision."""
-    made = decisions.decision()
-    waiting = [c.model_copy(update={"unjudged": "it has no server"}) for c in made.candidates if not c.reference]
-    decision = world.decided(made.model_copy(update={"candidates": (made.candidates[0], *waiting)}))
-    with pytest.raises(EvidenceError, match="was built, not judged, and is never promoted: it has no server"):
-        promote(world.registry, decision, world.store, actor="ada", candidate="awq_w4a16_g64", override_reason="please")
-    assert [] == Ledger(world.registry.ledger).entries()
-
-
-def test_one_changed_byte_of_the_engine_stops_promotion_and_rollback(world: World) -> None:
-    """The file is named, and no alias moves."""
-    champions(world, "awq_w4a16_g64", "gptq_w4a16_g64")
-    before = world.aliases()
-    for one in decisions.decision().candidates[1:3]:
-        path = world.store.path("engine", one.keys["engine"]) / "model.onnx"
-        path.write_bytes(b"x" + path.read_bytes()[1:])
-    with pytest.raises(EvidenceError, match=r"model\.onnx"):
-        rollback(world.registry, actor="ada")
-    with pytest.raises(EvidenceError, match=r"model\.onnx"):
-        champions(world, "awq_w4a16_g64")
-    assert before == world.aliases()
-
-
-def test_rollback_goes_back_to_previous_and_forth(world: World) -> None:
-    """Two versions swap places; without a previous there is nothing to go back to."""
-    champions(world, "awq_w4a16_g64")
-    with pytest.raises(EvidenceError, match="nothing to go back to"):
-        rollback(world.registry, actor="ada")
-    champions(world, "gptq_w4a16_g64")
-    assert {"champion": "2", "previous": "1"} == world.aliases()
-    rollback(world.registry, actor="ada", reason="latency alarm")
-    assert {"champion": "1", "previous": "2"} == world.aliases()
-    rollback(world.registry, actor="ada")
-    assert {"champion": "2", "previous": "1"} == world.aliases()
-
-
-def test_a_champion_the_decision_did_not_know_stops_promotion(world: World) -> None:
-    """Recorded against nobody, refused once somebody else is champion."""
-    decision = world.decided(decisions.decision())
-    world.record(decision)
-    champions_of_other = decisions.decision("hold")
-    other = world.decided(champions_of_other)
-    promote(world.registry, other, world.store, actor="eve", candidate="awq_w4a16_g64", override_reason="first")
-    with pytest.raises(EvidenceError, match=r"recorded against none"):
-        promote(world.registry, decision, world.store, actor="ada")
-
-
-def test_a_deleted_champion_is_noticed(world: World) -> None:
-    """MLflow drops the alias with the version; the ledger remembers."""
-    champions(world, "awq_w4a16_g64")
-    with session(world.uri) as client:
-        client.delete_model_version("demo", "1")
-    with pytest.raises(EvidenceError, match="ledger's champion is version 1, the registry's is none"):
-        promote(world.registry, world.root / "store" / "decision" / _key(), world.store, actor="ada")
-
-
-def _key() -> str:
-    return decisions.key_of("decision", "demo", "promote")[:16]
-
-
-@pytest.mark.parametrize("action", ["promote", "rollback"])
-@pytest.mark.parametrize("step", range(5))
-def test_a_crash_after_any_step_is_repaired_at_the_next_start(
-    world: World, monkeypatch: pytest.MonkeyPatch, action: str, step: int
-) -> None:
-    """Afterwards there is one champion, the ledger verifies and agrees, and nothing is left open."""
-    from mlflow.tracking import MlflowClient
-
-    champions(world, "awq_w4a16_g64", "gptq_w4a16_g64")
-    ledger = Ledger(world.registry.ledger)
-    decision = world.root / "store" / "decision" / _key()
-
-    def act() -> None:
-        if action == "rollback":
-            rollback(world.registry, actor="ada")
-        else:
-            promote(world.registry, decision, world.store, actor="a", candidate="baseline", override_reason="r")
-
-    with monkeypatch.context() as patch:
-        steps = [0]
-        _crash_after(patch, Ledger, "append", steps, step)
-        _crash_after(patch, MlflowClient, "set_registered_model_alias", steps, step)
-        with pytest.raises(Crash):
-            act()
-    with ledger.locked(), session(world.uri) as client:
-        registry.repair(client, ledger)
-    aliases = world.aliases()
-    assert ledger.open_transaction() is None
-    assert ledger.champion("demo") == aliases["champion"]
-    assert aliases["champion"] != aliases["previous"]
-
-
-def _crash_after(patch: pytest.MonkeyPatch, owner: object, name: str, steps: list[int], step: int) -> None:
-    """Crash right after the step-th durable change."""
-    original = getattr(owner, name)
-
-    def counted(*args: object, **kwargs: object) -> object:
-        result = original(*args, **kwargs)
-        steps[0] += 1
-        if steps[0] == step + 1:
-            raise Crash
-        return result
-
-    patch.setattr(owner, name, counted)

@@ -16,11 +16,13 @@ from pipelines.assembly import assemble
 from pipelines.campaign import Campaign, open_campaign
 from pipelines.compose import compose
 from pipelines.errors import ConfigError
-from pipelines.flow.plan import in_order
+from pipelines.flow.plan import Plan, in_order
 from pipelines.flow.stage import Step
 from pipelines.release.champion import Champion
 from pipelines.stages import Assembled
+from pipelines.track.config import TrackingConfig
 from pipelines.track.connection import absolute_uri
+from pipelines.track.opening import look
 from pipelines.verbs.memory import footprints
 
 Open = Callable[..., Campaign]
@@ -381,3 +383,43 @@ def test_what_changes_at_a_remote_is_another_engine(opened: Open, monkeypatch: p
 
     assert key() == key("engine.remote.api_key_env=ACME_KEY", "engine.remote.timeout_s=5")
     assert 3 == len({key(), key("engine.remote.revision=2"), key("engine.remote.served_on=H100")})
+
+
+def test_the_run_opened_before_the_work_is_known_whatever_fails(opened: Open) -> None:
+    """Its key is the one the decision has if nothing fails; what was known at the opening changes no step's key."""
+    campaign = opened("variant=[baseline,rtn_w4a16_g64]")
+    whole = assembled(campaign)
+    lost = assembled(campaign, {whole.candidates[1].quantized.key: "killed"})
+    configs = [made.track.config for made in (whole, lost)]
+    assert isinstance(configs[0], TrackingConfig) and isinstance(configs[1], TrackingConfig)
+    assert lost.decision.key != whole.decision.key
+    assert whole.decision.key[:16] == configs[0].plan_key == configs[1].plan_key
+    told = configs[0].model_copy(update={"opening": look(Plan(()), Path.cwd()), "plan_key": ""})
+    assert whole.track.key == replace(whole.track, config=told).key
+
+
+def test_a_secret_that_a_manifest_would_hold_is_refused_and_not_shown(opened: Open) -> None:
+    """In a toolchain's variables, a note, an address; the tracking URI's password is masked in every step instead."""
+    with pytest.raises(ConfigError, match=r"checkpoint\.note='\*\*\*': holds a secret.*environment") as caught:
+        opened("checkpoint.note='https://ada:s3cr3t@hub/x'")
+    assert "s3cr3t" not in str(caught.value)
+    campaign = opened("tracking.uri='postgresql://ada:s3cr3t@db/x'")
+    steps = in_order([assembled(campaign).track])
+    assert not [step.label for step in steps if "s3cr3t" in json.dumps(step.config_data)]
+    assert "postgresql://***@db/x" in json.dumps(steps[-1].config_data)
+
+
+def test_where_files_go_is_settled_before_a_step_runs_elsewhere(opened: Open, tmp_path: Path) -> None:
+    """Beside a sqlite database, under mlruns/ here for another database, as a server wants, or as was chosen."""
+    expected = {
+        f"sqlite:///{tmp_path}/db/mlflow.db": f"{tmp_path}/db/artifacts",
+        "postgresql://db/x": str(Path("mlruns/artifacts").resolve()),
+        "http://h:5000": "",
+    }
+    for uri, root in expected.items():
+        config = assembled(opened(f"tracking.uri='{uri}'")).track.config
+        assert isinstance(config, TrackingConfig)
+        assert root == config.artifact_root
+    config = assembled(opened("tracking.uri='http://h:5000'", "tracking.artifacts=s3://b/x")).track.config
+    assert isinstance(config, TrackingConfig)
+    assert "s3://b/x" == config.artifact_root
