@@ -131,8 +131,15 @@ def test_eight_writers_share_a_fresh_sqlite_database(tmp_path: Path) -> None:
     assert [tmp_path / "mlruns" / "mlflow.db"] == list(tmp_path.rglob("*.db"))
 
 
-def test_eight_writers_share_a_server_that_is_killed_and_started_again(tmp_path: Path) -> None:
-    """Killed outright while all are writing, away for seconds, started again: every recording goes on by itself."""
+def test_eight_writers_share_a_server_that_is_killed_and_started_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Killed outright while all are writing, away for seconds, started again: every recording goes on by itself.
+
+    Nor does the server make a database of its own where it was started.
+    """
+    (tmp_path / "here").mkdir()
+    monkeypatch.chdir(tmp_path / "here")
     database, port, made = f"sqlite:///{tmp_path}/mlruns/mlflow.db", free_port(), stores(tmp_path, WRITERS)
     uri = f"http://127.0.0.1:{port}"
     with session(database):
@@ -149,6 +156,7 @@ def test_eight_writers_share_a_server_that_is_killed_and_started_again(tmp_path:
     with server(database, port):
         ended(writers)
         check(uri, made)
+    assert [tmp_path / "mlruns" / "mlflow.db"] == list(tmp_path.rglob("mlflow.db"))
 
 
 def _count(database: str) -> int:
