@@ -18,11 +18,13 @@ ESTIMATE = "keys and values at most (estimate)"
 
 
 class Cache(Strict):
-    """An estimate of an engine's keys and values, in bytes: so many requests at once, all at their longest."""
+    """An estimate of an engine's keys and values, in bytes: of one token, and with so many requests at once, all at
+    their longest; what is unknown is None."""
 
-    size: int
+    token: int | None
+    size: int | None
     requests: int
-    tokens: int
+    tokens: int | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,14 +100,15 @@ def _bar(split: Split) -> Bar:
     )
     label = split.label if split.place == "process" else f"{split.label}, {split.place}"
     grown = Part(GROWN, split.grown / MIB)
-    at_most = (split.idle / MIB, (split.idle + split.cache.size) / MIB) if split.cache else None
+    most = None if split.cache is None else split.cache.size
+    at_most = None if most is None else (split.idle / MIB, (split.idle + most) / MIB)
     return Bar(label, (*held, grown), at_most)
 
 
 def caches(found: Mapping[str, Footprint | None]) -> dict[str, Cache]:
-    """The estimates of keys and values by candidate, where the model's shape and the load are known."""
+    """The estimates of keys and values by candidate, where the model's shape is known or the engine reserves them."""
     return {
-        label: Cache(size=one.cache, requests=one.requests, tokens=one.tokens)
+        label: Cache(token=one.token, size=one.cache, requests=one.requests, tokens=one.tokens)
         for label, one in found.items()
-        if one is not None and one.cache is not None and one.tokens is not None
+        if one is not None and (one.token is not None or one.cache is not None)
     }

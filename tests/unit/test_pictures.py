@@ -95,7 +95,7 @@ def test_memory_is_split_by_differences_of_what_was_measured() -> None:
     one = decisions.candidate("v", score=0.7, ttft=30, changes={"engine_bytes": 100 * MIB})
     light = resources(profile="closed-1", idle_rss_bytes=130 * MIB, peak_rss_bytes=140 * MIB)
     heavy = resources(idle_rss_bytes=130 * MIB, peak_rss_bytes=150 * MIB)
-    cache = Cache(size=8 * MIB, requests=4, tokens=2048)
+    cache = Cache(token=1024, size=8 * MIB, requests=4, tokens=2048)
     (found,) = memorysplit.splits([measured(one, light, heavy)], {"v": cache})
     assert ("process", "closed-4", 100 * MIB) == (found.place, found.profile, found.weights)
     assert (30 * MIB, 20 * MIB, cache) == (found.runtime, found.grown, found.cache)
@@ -118,19 +118,34 @@ def test_on_a_gpu_the_weights_are_in_its_memory_and_the_process_is_shown_beside(
         idle_rss_bytes=60 * MIB, peak_rss_bytes=61 * MIB,
         gpu_memory_idle_bytes=300 * MIB, gpu_memory_peak_bytes=310 * MIB,
     )  # fmt: skip
-    cache = Cache(size=MIB, requests=1, tokens=64)
+    cache = Cache(token=16384, size=MIB, requests=1, tokens=64)
     gpu, process = memorysplit.splits([measured(one, both)], {"v": cache})
     assert ("GPU", 200 * MIB, cache) == (gpu.place, gpu.runtime, gpu.cache)
     assert ("process", None, None) == (process.place, process.weights, process.cache)
 
 
 def test_what_nobody_measured_has_no_bar_and_what_is_unknown_no_estimate() -> None:
-    """No resources, no split; a cache of unknown size or length is left out."""
+    """No resources, no split; a cache of which neither a token nor the whole is known is left out."""
     assert () == memorysplit.splits(decisions.decision().candidates, {})
     known = Footprint("host", 1, weights=1, token=2, requests=4, tokens=2048, cache=16384, device=None)
     unknown = Footprint("host", 1, weights=1, token=None, requests=4, tokens=None, cache=None, device=None)
-    found = memorysplit.caches({"a": known, "b": unknown, "c": None})
-    assert {"a": Cache(size=16384, requests=4, tokens=2048)} == found
+    token = Footprint("host", 1, weights=1, token=2, requests=4, tokens=None, cache=None, device=None)
+    found = memorysplit.caches({"a": known, "b": unknown, "c": None, "d": token})
+    whole = Cache(token=2, size=16384, requests=4, tokens=2048)
+    assert {"a": whole, "d": Cache(token=2, size=None, requests=4, tokens=None)} == found
+
+
+def test_a_cache_of_unknown_length_is_told_by_the_token() -> None:
+    """No frame in the chart, and the bytes of one token in the table."""
+    one = decisions.candidate("v", score=0.7, ttft=30, changes={"engine_bytes": 100 * MIB})
+    measured_one = measured(one, resources(idle_rss_bytes=130 * MIB, peak_rss_bytes=150 * MIB))
+    made = decisions.decision().model_copy(update={"candidates": (measured_one,), "winner": None})
+    caches = {"v": Cache(token=46080, size=None, requests=1, tokens=None)}
+    html, drawn = render(made, ReportConfig(caches=caches))
+    assert "46,080 B a token" in html and drawn.memory is not None
+    assert memorysplit.ESTIMATE not in drawn.memory.draw(860)
+    framed = render(made, ReportConfig(caches={"v": Cache(token=1, size=MIB, requests=1, tokens=64)}))[1].memory
+    assert framed is not None and memorysplit.ESTIMATE in framed.draw(860)
 
 
 def test_throughput_against_latency_joins_closed_loops_and_open_loads_apart() -> None:
