@@ -25,7 +25,8 @@ AT_LEAST = 2
 
 
 class Finding(Strict):
-    """One judgement. A loss is control minus canary, so positive is worse; of a promise `canary` and bounds are ms.
+    """One judgement. A loss is how much worse the canary is; of errors the figures are shares of failed requests, of a
+    promise milliseconds.
 
     lower and upper: one-sided bounds of the loss (of the percentile), at the level for rolling back and for going on.
     state: pass (the upper bound is within the limit), fail (the lower one is beyond it), open, few (requests), missing.
@@ -145,9 +146,12 @@ def _of_verdict(go: Verdict, bad: Verdict, name: str, needed: int) -> Finding:
 
 
 def _errors(plan: Plan, traffic: Traffic, need: Need, levels: Levels) -> Finding:
-    """The share of answered requests; one line that does not say whether it failed leaves the others no evidence."""
+    """The share of failed requests; one line that does not say whether it failed leaves the others no evidence."""
     comparison = _Comparison("errors", _answered, plan.errors.margin, need.canary, need.control, binary=True)
     found = _compared(comparison, traffic.control, traffic.canary, levels)
+    if found.control is not None and found.canary is not None:
+        failed = {"control": 1.0 - found.control, "canary": 1.0 - found.canary}
+        found = found.model_copy(update={**failed, "note": found.note.replace(" lost,", " more fail,")})
     silent = sum(not line.says("error") for line in (*traffic.control, *traffic.canary))
     if silent and found.state != "fail":
         told = f"{silent} lines do not say whether they failed (`error`)"
