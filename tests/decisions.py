@@ -344,4 +344,4 @@ def decided(root: Path, made: Decision) -> Path:
     where.mkdir(parents=True, exist_ok=True)
     (where / "decision.json").write_text(made.model_dump_json(indent=1))
     (where / "decision.md").write_text(f"# {made.headline}\n\n{made.detail}\n")
-    return artifact(where, "decision", key)
+    return artifact(where, "decision", key, config={"campaign": made.campaign})

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from pipelines.errors import EnvironmentProblem
-from pipelines.track import runs, ui, versions, views
+from pipelines.track import children, ui, versions, views
 from pipelines.track.config import TrackingConfig
 from pipelines.track.connection import session
 from pipelines.track.standing import recorded
@@ -141,10 +141,10 @@ def test_an_interrupted_recording_is_taken_up_where_it_stopped(world: World, mon
                 world.record(decision)
     facts = world.record(decision)
     with session(world.uri) as client:
-        children = found(client, "variant")
-        assert (1, 6) == (len(found(client, "campaign")), len(children))
-        assert all(run.data.tags.get(runs.COMPLETE) == "true" for run in children)
-        history = [client.get_metric_history(run.info.run_id, "quality/mean_score") for run in children]
+        below = found(client, "variant")
+        assert (1, 6) == (len(found(client, "campaign")), len(below))
+        assert all(run.data.tags.get(children.COMPLETE) == "true" for run in below)
+        history = [client.get_metric_history(run.info.run_id, "quality/mean_score") for run in below]
     assert {0, 1} == {len(points) for points in history}
     assert recorded(world.uri, str(facts["run_id"]))
 
@@ -220,7 +220,7 @@ def test_a_recorded_run_is_known_without_mlflow(world: World) -> None:
 
 
 def test_the_saved_view_is_found_and_its_failure_is_harmless(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The link names the view; where MLflow refuses it, the plain run list is linked and the recording stands."""
+    """The link names the view; where MLflow refuses it, a search for the same runs is linked and the recording stands."""
     from mlflow.exceptions import MlflowException
     from mlflow.tracking import MlflowClient
 
@@ -233,7 +233,7 @@ def test_the_saved_view_is_found_and_its_failure_is_harmless(world: World, monke
         raise MlflowException("no such thing")
 
     monkeypatch.setattr(MlflowClient, "set_experiment_tag", refuse)
-    assert views.fragment(str(facts["experiment_id"])) == world.record(decision)["link"]
+    assert views.searched(str(facts["experiment_id"]), decision.name) == world.record(decision)["link"]
 
 
 def test_an_experiment_deleted_in_mlflow_is_named(world: World) -> None:
