@@ -220,7 +220,7 @@ def test_a_recorded_run_is_known_without_mlflow(world: World) -> None:
 
 
 def test_the_saved_view_is_found_and_its_failure_is_harmless(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The link names the view; where MLflow refuses it, a search for the same runs is linked and the recording stands."""
+    """The link names the view; where MLflow refuses it, a search for these runs is linked; the recording stands."""
     from mlflow.exceptions import MlflowException
     from mlflow.tracking import MlflowClient
 
