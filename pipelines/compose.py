@@ -54,17 +54,24 @@ def _emptied(found: Mapping[str, Any], overrides: Sequence[str], directory: Path
 def of_now(overrides: Sequence[str], parts: Sequence[str], config_dir: Path | None = None) -> list[str]:
     """The overrides that choose an option of a group, name a campaign, or are about one of these parts."""
     heads = {*_groups(config_dir or CONF_DIR), "experiment", "campaign"}
-    parsed = _parsed(overrides)
-    return [o.input_line or "" for o in parsed if o.key_or_group in heads or o.key_or_group.partition(".")[0] in parts]
+
+    def of_these(o: Override) -> bool:
+        return not o.is_delete() and (o.key_or_group in heads or o.key_or_group.partition(".")[0] in parts)
+
+    return [o.input_line or "" for o in _parsed(overrides) if of_these(o)]
 
 
 def amend(
-    recorded: Mapping[str, Any], overrides: Sequence[str], parts: Sequence[str], config_dir: Path | None = None
+    recorded: Mapping[str, Any],
+    fresh: Mapping[str, Any],
+    overrides: Sequence[str],
+    parts: Sequence[str],
+    config_dir: Path | None = None,
 ) -> dict[str, Any]:
     """Put overrides on top of a configuration that was composed before: options of groups are those of conf/ now.
 
-    These `parts` are composed as for a new campaign. `campaign` stays what it was, and `experiment` says no more than
-    which campaign is meant.
+    These `parts` are taken from what is composed now, `fresh`. `campaign` stays what it was, and `experiment` says no
+    more than which campaign is meant.
 
     Raises:
         ConfigError: an override that names no option or key, or several values of one.
@@ -77,9 +84,8 @@ def amend(
         raise ConfigError(
             f"{unfit}: a campaign that was made before is amended by single values, and nothing is removed"
         )
-    fresh = compose(of_now(overrides, parts, config_dir), config_dir)
     chosen = [o for o in parsed if o.key_or_group in groups and o.key_or_group != "experiment"]
-    options = compose([o.input_line or "" for o in chosen], config_dir)
+    options = compose([o.input_line or "" for o in chosen], config_dir) if chosen else {}
     data = dict(recorded) | {name: fresh[name] for name in parts if name in fresh}
     data |= {o.key_or_group: options[o.key_or_group] for o in chosen if o.key_or_group not in parts}
     amended = OmegaConf.create(data)

@@ -5,7 +5,7 @@ Everything is content-addressed, so what did not change is reused, and what chan
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -14,7 +14,7 @@ from pipelines.campaign import Campaign
 from pipelines.config import Strict
 from pipelines.decide.model import Candidate
 from pipelines.decide.reassessing import ReassessConfig, RebuiltInput
-from pipelines.decide.reassessment import Moved
+from pipelines.decide.reassessment import Moved, Of
 from pipelines.decide.stage import CandidateInput, ChampionInput, DecisionConfig
 from pipelines.errors import ConfigError
 from pipelines.flow.stage import Stage, Step
@@ -98,7 +98,7 @@ def reassemble(
     rebuilt = (
         RebuiltInput(
             label=mine.label,
-            of="checkpoint" if new_base else "toolchain",
+            of=_because(lineage),
             engine_key=mine.built.key if lives else None,
         )
         if decision is not None
@@ -228,6 +228,11 @@ def _judged_anew(
     decision = replace(assembled.decision, label="decision on the rebuilt engine", inputs={**kept, **probe})
     report = replace(assembled.report, label="report on the rebuilt engine", inputs={"decision": decision, **probe})
     return (None, None) if decision.key in failures else (decision, report)
+
+
+def _because(lineage: Sequence[Moved]) -> Of:
+    kinds = {one.what for one in lineage}
+    return "checkpoint" if "checkpoint" in kinds else "recipe" if kinds & {"recipe", "calibration"} else "toolchain"
 
 
 def _made(assembled: Assembled) -> Iterator[Step]:

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
 from pipelines.decide.markup import between, bullets, number, pairs, table
 from pipelines.decide.model import Verdict
 from pipelines.decide.probed import Speed
-from pipelines.decide.reassessment import FORMULAS, Comparison, Reassessment, Rebuilt
+from pipelines.decide.reassessment import FORMULAS, Comparison, Of, Reassessment, Rebuilt
 
 LIMITS = (
     "It speaks of the champion's engine and of these items, not of traffic that no eval set stands for.",
@@ -97,8 +97,14 @@ def _speeds(made: Reassessment) -> Iterator[tuple[str, ...]]:
     yield ("now", *speed(made.speed_now))
 
 
+_HEADINGS: Mapping[Of, str] = {
+    "checkpoint": "The same recipe on the new base checkpoint",
+    "recipe": "The recipe as it is now",
+    "toolchain": "The same recipe with what is installed now",
+}
+
+
 def _rebuilt(made: Rebuilt) -> str:
-    what = {"checkpoint": "on the new base checkpoint", "toolchain": "with what is installed now"}[made.of]
     told = {
         "outcome": made.outcome or "none",
         "why": "; ".join(made.reasons),
@@ -110,7 +116,7 @@ def _rebuilt(made: Rebuilt) -> str:
     rows = [(v.against, v.eval_set, v.slice, _verdict(v), loss(v)) for v in made.verdicts]
     return "\n\n".join(
         [
-            f"## The same recipe {what}",
+            f"## {_HEADINGS[made.of]}",
             pairs(told),
             table(head, rows),
             "Speed against the champion, measured in one probe:",

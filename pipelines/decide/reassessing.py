@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 from pydantic import Field
 
@@ -20,7 +20,7 @@ from pipelines.decide.model import Candidate, Decision
 from pipelines.decide.probed import Speed
 from pipelines.decide.probing import compared as speed_of
 from pipelines.decide.reassessed import markdown
-from pipelines.decide.reassessment import Moved, Reassessment, Rebuilt
+from pipelines.decide.reassessment import Moved, Of, Reassessment, Rebuilt
 from pipelines.decide.stage import DecisionConfig, doubts
 from pipelines.decide.stage import run as judge_again
 from pipelines.flow.store import Fact, manifest
@@ -32,7 +32,7 @@ class RebuiltInput(Strict):
     """The champion's recipe made again: under which label its decision has it, and because of what."""
 
     label: str
-    of: Literal["checkpoint", "toolchain"]
+    of: Of
     engine_key: str | None = None
 
 

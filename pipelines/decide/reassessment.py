@@ -28,6 +28,7 @@ FORMULAS = {
     "those that were not; shown, and decided by neither alone",
     "moved": "the champion's own scores now against then, on the same items; positive is worse",
 }
+Of = Literal["checkpoint", "recipe", "toolchain"]
 What = Literal["data", "toolchain", "checkpoint", "calibration", "recipe", "code", "device", "load", "gate", "again"]
 
 
@@ -66,7 +67,7 @@ class Rebuilt(Strict):
     """
 
     label: str
-    of: Literal["checkpoint", "toolchain"]
+    of: Of
     decision_key: str = ""
     engine_key: str = ""
     outcome: Outcome | None = None
@@ -209,9 +210,10 @@ def _to_do(
         else:
             yield f"there is no version to go back to: quantgate run{named} with other variants"
     elif standing == "in doubt":
-        more = [v.more_items for v in gating(now) if v.verdict == "inconclusive" and v.more_items] if now else []
-        if more:
-            yield f"add {max(more)} items, then: quantgate reassess{named}"
+        unsure = [v for v in gating(now) if v.verdict == "inconclusive" and v.more_items] if now else []
+        if unsure:
+            most = max(unsure, key=lambda v: v.more_items or 0)
+            yield f"add {most.more_items} items of {name(most)}, then: quantgate reassess{named}"
         yield f"measure once more: quantgate reassess{named} --again"
     elif rebuilt is None or rebuilt.outcome != "promote":
         yield "nothing: the champion stays"

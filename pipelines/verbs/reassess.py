@@ -18,6 +18,7 @@ from pipelines.cli import OUTCOME_CODES, Answer
 from pipelines.compose import amend, compose, of_now
 from pipelines.conduct import Timings, environment
 from pipelines.config import parse, read
+from pipelines.decide.gate import OVERALL
 from pipelines.decide.reassessed import HEAD, row
 from pipelines.decide.reassessing import FILE, PAGE
 from pipelines.decide.reassessment import STANDINGS, Moved, Reassessment, Standing, reasons
@@ -64,12 +65,13 @@ def _opened(overrides: Sequence[str], directory: Path | None) -> tuple[dict[str,
             raise ConfigError(
                 f"{override}: a reassessment keeps the champion's own {name}; `quantgate run` tries others"
             )
-    now = parse(CampaignConfig, compose(of_now(overrides, PARTS, directory), directory))
+    fresh = compose(of_now(overrides, PARTS, directory), directory)
+    now = parse(CampaignConfig, fresh)
     store, ledger = Store(Path(now.paths.store).resolve()), Path(now.paths.ledger).resolve()
     champion = find_champion(now.tracking.uri, ledger, now.tracking.registered_model or now.campaign, store)
     then = find(champion, now.campaign, store)
     if then.recorded:
-        return narrowed(amend(then.recorded, overrides, PARTS, directory), then), store, then
+        return narrowed(amend(then.recorded, fresh, overrides, PARTS, directory), then), store, then
     print("the champion's configuration was not recorded; taken from conf/ and the overrides given", file=sys.stderr)
     return narrowed(compose(overrides, directory), then), store, then
 
@@ -162,7 +164,8 @@ def _show_changes(changes: Sequence[Moved], then: Then) -> None:
 
 
 def _shown(made: Reassessment, where: Path) -> Answer:
-    terminal.table("Then and now", HEAD, (row(c) for c in made.comparisons))
+    deciding = [c for c in made.comparisons if c.slice == OVERALL or (c.now is not None and c.now.gates)]
+    terminal.table("Then and now (slices that decide nothing are in the document)", HEAD, map(row, deciding))
     say = terminal.console()
     say.print(made.headline, markup=False)
     for reason in made.reasons:

@@ -14,8 +14,9 @@ from pipelines.config import CONF_DIR
 from pipelines.engine.table import TARGETS
 from pipelines.entries import ALWAYS
 from pipelines.quantize.table import QUANTIZERS
-from tests.unit.test_campaign import checkpoint  # noqa: F401 - a fixture
+from tests.unit import test_campaign as campaigns
 
+checkpoint = campaigns.checkpoint  # a fixture
 SHIPPED = radar.of_campaigns(None)
 KNOWN = {(one.kind, one.name) for one in SHIPPED.entries}
 
@@ -65,7 +66,7 @@ def test_archived_libraries_are_avoided() -> None:
 
 def test_plan_warns_of_what_is_to_be_avoided(
     capsys: pytest.CaptureFixture[str],
-    checkpoint: Path,  # noqa: F811
+    checkpoint: Path,
     tmp_path: Path,
 ) -> None:
     """A campaign with AutoAWQ is told of the row and of the library, and of nothing else that it uses."""

@@ -9,7 +9,7 @@ from typing import Any, ClassVar
 
 import pytest
 
-from pipelines.compose import amend, compose
+from pipelines.compose import amend, compose, of_now
 from pipelines.config import Strict
 from pipelines.errors import ConfigError, EvidenceError
 from pipelines.flow.stage import Stage, Step
@@ -31,9 +31,13 @@ def recorded() -> dict[str, Any]:
     return compose(["campaign=mine", "gate.alpha=0.1", "items_per_set=7", "evalset=[support_intent,passage_qa]"])
 
 
+def amended(recorded: dict[str, Any], *overrides: str) -> dict[str, Any]:
+    return amend(recorded, compose(of_now(overrides, PARTS)), overrides, PARTS)
+
+
 def test_what_was_recorded_stands_without_being_said_again(recorded: dict[str, Any]) -> None:
     """Naming the campaign is enough; conf/config.yaml's own values do not come back."""
-    found = amend(recorded, ["campaign=mine"], PARTS)
+    found = amended(recorded, "campaign=mine")
     assert (0.1, 7, ["support_intent", "passage_qa"]) == (
         found["gate"]["alpha"],
         found["items_per_set"],
@@ -58,7 +62,7 @@ def test_an_override_changes_what_it_names_and_nothing_else(
     recorded: dict[str, Any], override: str, at: tuple[str, ...], value: object
 ) -> None:
     """Keys, options of groups as conf/ has them now, new entries, places; an experiment only names a campaign."""
-    found: Any = amend(recorded, [override], PARTS)
+    found: Any = amended(recorded, override)
     for name in at:
         found = found[name]
     assert value == (set(found) if isinstance(value, set) else found)
@@ -77,13 +81,13 @@ def test_an_override_changes_what_it_names_and_nothing_else(
 def test_an_override_that_fits_nothing_is_refused(recorded: dict[str, Any], override: str, said: str) -> None:
     """A typo, an entry that the campaign did not have, an option that there is not, a sweep, a removal."""
     with pytest.raises(ConfigError, match=said):
-        amend(recorded, [override], PARTS)
+        amended(recorded, override)
 
 
 def test_places_are_those_of_now(recorded: dict[str, Any]) -> None:
     """Toolchains, stores and trackers are where they are today, wherever they were when it was recorded."""
     old = recorded | {"paths": {"store": "gone"}, "toolchain": {}}
-    found = amend(old, [], PARTS)
+    found = amended(old)
     assert "engines_out" == found["paths"]["store"]
     assert "legacy" in found["toolchain"]
 
