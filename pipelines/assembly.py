@@ -25,7 +25,7 @@ from pipelines.flow.stage import Stage, Step
 from pipelines.flow.toolchain import CURRENT, Toolchain
 from pipelines.intake.digests import text_sha256
 from pipelines.quantize.asked import AskedConfig
-from pipelines.quantize.estimate import Estimate, Job, estimate
+from pipelines.quantize.estimate import START_BYTES, Estimate, Job, estimate
 from pipelines.quantize.reference import ReferenceConfig
 from pipelines.stages import (
     ASKED,
@@ -74,10 +74,11 @@ class _Assembly:
         batch: str | None = None,
         runs_in: Toolchain = CURRENT,
         guessed: Estimate | None = None,
+        memory_bytes: int = 0,
     ) -> Step:
         device = describe() if stage.device_bound else None
         if guessed is None:
-            guessed = Estimate(0.0, 0)
+            guessed = Estimate(0.0, memory_bytes)
             seconds = self.timings.get(stage.name, FIRST_GUESS.get(stage.kind, 5.0))
         else:
             seconds = guessed.seconds * self.timings.get(stage.pace, 1.0)
@@ -96,7 +97,8 @@ class _Assembly:
     @cached_property
     def calibration(self) -> Step:
         inputs, placed = {"checkpoint": self.base}, self.campaign.stages["calibration"]
-        return self.step(CALIBRATION, "calibration", self.campaign.calibration, inputs, runs_in=placed)
+        given = self.campaign.calibration
+        return self.step(CALIBRATION, "calibration", given, inputs, runs_in=placed, memory_bytes=START_BYTES)
 
     def quantized(self, variant: Variant) -> Step:
         row = variant.row

@@ -104,6 +104,9 @@ class Executor(Strict):
     """How stages run on this machine."""
 
     threads: int | None = Field(default=None, ge=1, description="threads for stages and servers; null means every core")
+    parallel: int | None = Field(
+        default=None, ge=1, description="stages at once, of those that may share the machine; null: by cores and memory"
+    )
     offline: bool = Field(default=False, description="forbid stages to reach a model hub")
     toolchains: dict[Movable, str] = Field(
         default={}, description="toolchain of all stages of a kind whose own configuration and row name none"

@@ -13,7 +13,7 @@ from pipelines.assembly import assemble
 from pipelines.campaign import Campaign
 from pipelines.decide.model import Decision
 from pipelines.errors import EnvironmentProblem
-from pipelines.flow.device import free_bytes
+from pipelines.flow.device import describe, free_bytes
 from pipelines.flow.executor import Outcome, Watch, execute
 from pipelines.flow.inspection import hindrances
 from pipelines.flow.plan import Plan, plan
@@ -51,10 +51,15 @@ class Conducted:
         return [o for o in self.outcomes.values() if o.state == "failed"]
 
 
+MOST_AT_ONCE = 2
+"""Unless a campaign asks for more: what was measured, see docs/decisions/0013."""
+
+
 class Timings:
     """How long each stage took here last, by stage name: the estimates of the next plan.
 
-    Of stages whose operations are counted, what is kept is how many times the count's guess they took.
+    Of stages whose operations are counted, what is kept is how many times the count's guess they took. What ran beside
+    others teaches nothing: its seconds are not its own.
     """
 
     def __init__(self, store: Store) -> None:
@@ -69,10 +74,12 @@ class Timings:
         if not made:
             return
         for step in made:
-            took = manifest(store.path(step.stage.kind, step.key)).seconds
-            self.seconds[step.stage.name] = took
+            record = manifest(store.path(step.stage.kind, step.key))
+            if record.beside:
+                continue
+            self.seconds[step.stage.name] = record.seconds
             if step.guess:
-                self.seconds[step.stage.pace] = took / step.guess
+                self.seconds[step.stage.pace] = record.seconds / step.guess
         fresh = self._path.with_suffix(".new")
         fresh.write_text(json.dumps(self.seconds))
         fresh.replace(self._path)
@@ -121,7 +128,7 @@ def conduct(campaign: Campaign, store: Store, until: Until, watching: Watching) 
                 forget_lost_track(done.assembled.track, store, uri)
             now = everything if wanted == until and not failures else plan(goals(done.assembled, wanted), store)
             fresh = Plan(tuple(p for p in now.steps if p.step.key not in done.outcomes))
-            outcomes = execute(fresh, store, watch, env, done.outcomes)
+            outcomes = execute(fresh, store, watch, env, done.outcomes, at_once=at_once(campaign))
             timings.learn((o for key, o in outcomes.items() if key not in done.outcomes), store)
             done.outcomes.update(outcomes)
     if until in ("decide", "run") and done.state(done.assembled.decision) in ("made", "reused"):
@@ -176,6 +183,14 @@ def environment(campaign: Campaign) -> dict[str, str]:
     offline = {"HF_HUB_OFFLINE": "1", "HF_DATASETS_OFFLINE": "1", "TRANSFORMERS_OFFLINE": "1"}
     env |= carried({e.toolchain.name: e.toolchain for e in campaign.engines}.values())
     return env | (offline if campaign.config.executor.offline else {})
+
+
+def at_once(campaign: Campaign) -> int:
+    """How many processes may run beside each other; one where there is a GPU, whose memory nobody would share out."""
+    given = campaign.config.executor.parallel
+    if given is not None:
+        return given
+    return 1 if describe()["gpu"] != "none" else min(MOST_AT_ONCE, campaign.threads)
 
 
 def _forget_lost_track(step: Step, store: Store, tracking_uri: str) -> None:

@@ -27,6 +27,7 @@ CALIBRATION = Stage(
     "pipelines.intake.calibration:run",
     "pipelines.intake.calibration:CalibrationConfig",
     _TORCH,
+    shares_machine=True,
 )
 REFERENCE = Stage(
     "reference", "reference", 2, "pipelines.quantize.reference:run_reference",
@@ -78,7 +79,10 @@ FIRST_GUESS = {
 
 
 def quantizer_stage(row: Quantizer) -> Stage:
-    return Stage("variant", f"variant.{row.name}", row.version, row.function, row.config_type, (*_TORCH, *row.packages))
+    packages = (*_TORCH, *row.packages)
+    return Stage(
+        "variant", f"variant.{row.name}", row.version, row.function, row.config_type, packages, shares_machine=True
+    )
 
 
 @dataclass(frozen=True, slots=True)

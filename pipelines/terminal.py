@@ -42,8 +42,8 @@ class Watcher:
         self._estimate = seconds
         self._total, self._ended = total, 0
         self._all: TaskID | None = None
-        self._task: TaskID | None = None
-        self._began: dict[str, float] = {}
+        self._tasks: dict[str, TaskID] = {}
+        self._began: dict[str, tuple[str, float]] = {}
         self._start = time.monotonic()
 
     def __enter__(self) -> Self:
@@ -63,34 +63,40 @@ class Watcher:
             case "preparing":
                 self._prepare(event)
             case "started":
-                self._began[event.step.key] = time.monotonic()
-                self._say(f"start   {label}")
-                self._end_bar()
-                self._task = self._bars.add_task(label, total=None, left="")
+                beside = " and ".join(other for other, _ in self._began.values())
+                self._say(f"start   {label}" + (f" (beside {beside})" if beside else ""))
+                self._began[event.step.key] = label, time.monotonic()
+                self._end_bar(event)
+                self._tasks[event.step.key] = self._bars.add_task(label, total=None, left="")
             case "progress":
                 self._progress(event)
             case "reused" if event.step.key not in self._began:
                 return  # counted in the summary; a line each would bury the news
+            case "again":
+                self._began.pop(event.step.key, None)
+                self._end_bar(event)
+                self._say(f"again   {label}, alone: {event.text.splitlines()[0] if event.text else ''}")
             case "failed" | "skipped" | "interrupted":
                 self._end(event, f"{event.what:7} {label}: {event.text.splitlines()[0] if event.text else ''}")
             case _:
                 self._end(event, f"{event.what:7} {label}")
 
     def _progress(self, event: Event) -> None:
-        if self._task is None:
+        task = self._tasks.get(event.step.key)
+        if task is None:
             return
         left_s = event.left_s
         if left_s is None and event.done:
-            took = time.monotonic() - self._began.get(event.step.key, self._start)
+            took = time.monotonic() - self._began.get(event.step.key, ("", self._start))[1]
             left_s = took / event.done * (event.total - event.done)
         left = "" if left_s is None else f"{duration(left_s)} left"
         text = f"{event.step.label}: {event.text}"
-        self._bars.update(self._task, description=text, total=event.total, completed=event.done, left=left)
+        self._bars.update(task, description=text, total=event.total, completed=event.done, left=left)
 
     def _end(self, event: Event, line: str) -> None:
         began = self._began.pop(event.step.key, None)
-        self._say(line + (f" ({time.monotonic() - began:.1f} s)" if began is not None else ""))
-        self._end_bar()
+        self._say(line + (f" ({time.monotonic() - began[1]:.1f} s)" if began is not None else ""))
+        self._end_bar(event)
         self._ended += 1
         if self._all is not None:
             spent = time.monotonic() - self._start
@@ -99,15 +105,15 @@ class Watcher:
 
     def _prepare(self, event: Event) -> None:
         """A toolchain is being made: a line as that begins, and a bar until the step starts."""
-        if self._task is None:
+        if event.step.key not in self._tasks:
             self._say(f"prepare {event.text}")
-            self._task = self._bars.add_task(event.text, total=event.total, left="")
-        self._bars.update(self._task, description=event.text, total=event.total, completed=event.done)
+            self._tasks[event.step.key] = self._bars.add_task(event.text, total=event.total, left="")
+        self._bars.update(self._tasks[event.step.key], description=event.text, total=event.total, completed=event.done)
 
-    def _end_bar(self) -> None:
-        if self._task is not None:
-            self._bars.remove_task(self._task)
-            self._task = None
+    def _end_bar(self, event: Event) -> None:
+        task = self._tasks.pop(event.step.key, None)
+        if task is not None:
+            self._bars.remove_task(task)
 
     def _say(self, line: str) -> None:
         self._console.print(line, markup=False)

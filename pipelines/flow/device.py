@@ -9,6 +9,7 @@ import platform
 import re
 import shutil
 import subprocess
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -112,6 +113,53 @@ def widest_of(flags: str) -> str:
 
 def _memory_gib() -> str:
     return f"{os.sysconf('SC_PAGE_SIZE') * os.sysconf('SC_PHYS_PAGES') / 2**30:.0f}"
+
+
+def free_memory() -> int:
+    """Bytes of memory that a process may still take here, within the limits of its control groups; 0 where nothing
+    tells."""
+    try:
+        lines = Path("/proc/meminfo").read_text().splitlines()
+        member = Path("/proc/self/cgroup").read_text()
+    except OSError:
+        return 0
+    available = next((int(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable:")), 0)
+    return min([available, *group_room(member, Path("/sys/fs/cgroup"))])
+
+
+def group_room(member: str, root: Path) -> Iterator[int]:
+    """What each limit on the control groups that /proc/self/cgroup names, and on those around them, leaves.
+
+    Files that the kernel keeps in memory and can let go do not count.
+    """
+    for line in member.splitlines():
+        hierarchy, controllers, own = line.split(":", 2)
+        names = _V2 if hierarchy == "0" else _V1 if "memory" in controllers.split(",") else None
+        if names is None:
+            continue
+        top = root / names.under
+        at = top / own.strip("/")
+        for place in (at, *(up for up in at.parents if up.is_relative_to(top))):
+            try:
+                most, used = (int((place / name).read_text()) for name in (names.most, names.used))
+                stat = dict(row.split() for row in (place / "memory.stat").read_text().splitlines())
+                yield max(0, most - used + int(stat[names.cached]))
+            except (OSError, ValueError, KeyError):  # no limit, said as "max", or no such file
+                continue
+
+
+@dataclass(frozen=True, slots=True)
+class _Names:
+    """Where a version of control groups lies, and what its files are called."""
+
+    under: str
+    most: str
+    used: str
+    cached: str
+
+
+_V1 = _Names("memory", "memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file")
+_V2 = _Names("", "memory.max", "memory.current", "inactive_file")
 
 
 def free_bytes(place: Path) -> int:

@@ -1,27 +1,22 @@
-"""Run a plan on this machine: each step, or batch of steps, in a child process that takes its memory with it."""
+"""Run a plan on this machine: each step, or batch of steps, in a child process that takes its memory with it. Several
+run at once where they may."""
 
 from __future__ import annotations
 
-import json
-import os
-import signal
-import subprocess
-import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
-from pathlib import Path
-from typing import Any, Literal
+from dataclasses import dataclass, replace
+from typing import Literal
 
 from pipelines.errors import EnvironmentProblem
-from pipelines.flow.launch import Launch, launch, ready
+from pipelines.flow.child import Child, any_told, end
+from pipelines.flow.device import free_memory
+from pipelines.flow.launch import at_hand, ready
 from pipelines.flow.plan import Plan
+from pipelines.flow.schedule import Work, divided, next_of, room_bytes
 from pipelines.flow.stage import Step
-from pipelines.flow.store import MANIFEST, Store, manifest
-from pipelines.flow.worker import request_of
+from pipelines.flow.store import Store
 
-QUICK_GRACE_S = 10.0
-GRACE_S = 45.0  # for a stage that stops its servers and writes what it has
 State = Literal["reused", "made", "failed", "skipped"]
 
 
@@ -41,11 +36,12 @@ class Outcome:
 class Event:
     """Something a person may want to see: a step's toolchain is being made, or it started, moved on, or ended.
 
-    An interrupted one kept what it had. `left_s` is told where the step itself knows how long it will take.
+    An interrupted one kept what it had; one that goes again could not be made beside others, and will be tried alone.
+    `left_s` is told where the step itself knows how long it will take.
     """
 
     step: Step
-    what: Literal["preparing", "started", "progress", "reused", "made", "failed", "skipped", "interrupted"]
+    what: Literal["preparing", "started", "progress", "reused", "made", "failed", "skipped", "interrupted", "again"]
     done: int = 0
     total: int = 0
     text: str = ""
@@ -56,200 +52,168 @@ Watch = Callable[[Event], None]
 
 
 def execute(
-    plan: Plan, store: Store, watch: Watch, env: Mapping[str, str], before: Mapping[str, Outcome] | None = None
+    plan: Plan,
+    store: Store,
+    watch: Watch,
+    env: Mapping[str, str],
+    before: Mapping[str, Outcome] | None = None,
+    *,
+    at_once: int = 1,
+    free_bytes: Callable[[], int] = free_memory,
 ) -> dict[str, Outcome]:
     """Run what must run, in order, and say what became of every step by key. One failure ends only what needs it.
 
-    `before` holds the outcomes of steps that an earlier call took care of.
+    `before` holds the outcomes of steps that an earlier call took care of. At most `at_once` processes run beside each
+    other, of stages that share the machine, while their estimates fit what memory is free.
     """
-    outcomes: dict[str, Outcome] = dict(before or {})
-    waiting: dict[str, Step] = {}
+    run = _Run(store, watch, env, dict(before or {}), at_once, free_bytes)
     for planned in plan.steps:
         if planned.state == "reuse":
-            outcomes[planned.step.key] = Outcome(planned.step, "reused")
+            run.outcomes[planned.step.key] = Outcome(planned.step, "reused")
             watch(Event(planned.step, "reused"))
-        else:
-            waiting[planned.step.key] = planned.step
-    while waiting:
-        first = next(iter(waiting.values()))
-        lost = _lost_input(first, outcomes)
-        if lost is not None:
-            outcomes[first.key] = Outcome(first, "skipped", f"needs {lost.step.label}, which {lost.state}")
-            watch(Event(first, "skipped", text=outcomes[first.key].message))
-            del waiting[first.key]
-            continue
-        for outcome in _run_child(_batch(first, waiting.values(), outcomes), store, watch, env):
-            outcomes[outcome.step.key] = outcome
-            del waiting[outcome.step.key]
-    return outcomes
+    run.through([planned.step for planned in plan.to_run])
+    order = dict.fromkeys([*(before or {}), *(planned.step.key for planned in plan.steps)])
+    return {key: run.outcomes[key] for key in order}
 
 
-def _lost_input(step: Step, outcomes: Mapping[str, Outcome]) -> Outcome | None:
-    return next((o for up in step.upstream() if (o := outcomes[up.key]).state in ("failed", "skipped")), None)
+class _Run:
+    """What waits, what runs and what became of the rest. All of it in one thread, which also starts the children: they
+    are ended with the thread that started them."""
 
+    def __init__(
+        self,
+        store: Store,
+        watch: Watch,
+        env: Mapping[str, str],
+        outcomes: dict[str, Outcome],
+        at_once: int,
+        free_bytes: Callable[[], int],
+    ) -> None:
+        self.outcomes = outcomes
+        self._store, self._watch, self._env = store, watch, env
+        self._at_once, self._free_bytes, self._idle_bytes = at_once, free_bytes, 0
+        self._waiting: dict[int, Work] = {}
+        self._running: list[Child] = []
+        self._again: set[str] = set()
 
-def _batch(first: Step, waiting: Iterable[Step], outcomes: Mapping[str, Outcome]) -> list[Step]:
-    """The steps that go into one child with the first: those of its batch that need only what is there by then."""
-    batch = [first]
-    if first.batch is None:
-        return batch
-    there = {key for key, o in outcomes.items() if o.state in ("made", "reused")} | {first.key}
-    for step in waiting:
-        together = step.batch == first.batch and step.runs_in == first.runs_in
-        if step is not first and together and all(up.key in there for up in step.upstream()):
-            batch.append(step)
-            there.add(step.key)
-    return batch
+    def through(self, steps: Sequence[Step]) -> None:
+        """Run steps, upstream first, to the last."""
+        self._waiting = dict(enumerate(divided(steps, self.outcomes, at_hand)))
+        self._skip_lost()
+        try:
+            while self._waiting or self._running:
+                while (place := self._next()) is not None:
+                    self._start(place)
+                for child in any_told(self._running) if self._running else ():
+                    self._hear(child)
+        except (KeyboardInterrupt, SystemExit):
+            self._interrupt()
+            raise
+        finally:
+            self._end(self._running)
 
+    def _next(self) -> int | None:
+        works = [child.work for child in self._running]
+        return next_of(
+            self._waiting, works, self.outcomes, self._at_once,
+            lambda: room_bytes(self._idle_bytes, self._free_bytes(), works),
+        )  # fmt: skip
 
-def _run_child(steps: Sequence[Step], store: Store, watch: Watch, env: Mapping[str, str]) -> Iterator[Outcome]:
-    """Run steps in one child in their toolchain; yield an outcome for each the child came to, at least one."""
-    first = steps[0]
+    def _start(self, place: int) -> None:
+        if self._at_once > 1 and not self._running:
+            self._idle_bytes = self._free_bytes()
+        work = self._waiting.pop(place)
+        first, held = work.steps[0], ExitStack()
 
-    def tell(done: int, total: int, what: str) -> None:
-        watch(Event(first, "preparing", done, total, f"toolchain {first.runs_in.name}: {what}"))
+        def tell(done: int, total: int, what: str) -> None:
+            self._watch(Event(first, "preparing", done, total, f"toolchain {first.runs_in.name}: {what}"))
 
-    with ExitStack() as held:
         try:
             held.enter_context(ready(first.runs_in, tell))
         except EnvironmentProblem as error:
-            watch(Event(first, "failed", text=str(error)))
-            yield Outcome(first, "failed", str(error), True, f"quantgate toolchain sync {first.runs_in.name}")
+            self._fail(first, str(error), True, f"quantgate toolchain sync {first.runs_in.name}")
+            self._wait_again(place, work)
             return
-        yield from _run_ready(steps, store, watch, env)
+        try:
+            self._running.append(Child(work, place, self._store, self._env, held))
+        except BaseException:
+            held.close()
+            raise
+        for child in self._running:
+            child.joined(len(self._running) - 1)
 
-
-def _run_ready(steps: Sequence[Step], store: Store, watch: Watch, env: Mapping[str, str]) -> Iterator[Outcome]:
-    by_key = {step.key: step for step in steps}
-    started = _launched(steps, store, env)
-    current = steps[0]
-    ended, began = False, time.time()
-    child = _start(started, store, current)
-    try:
-        for line in child.stdout or ():
-            event: dict[str, Any] = json.loads(line)
-            current = by_key[event["key"]]
+    def _hear(self, child: Child) -> None:
+        for event in child.heard():
+            step = child.current
             match event["event"]:
                 case "started":
-                    ended = False
-                    watch(Event(current, "started"))
+                    self._watch(Event(step, "started"))
                 case "progress":
                     told = (event[name] for name in ("done", "total", "what", "left_s"))
-                    watch(Event(current, "progress", *told))
+                    self._watch(Event(step, "progress", *told))
                 case "done":
-                    ended = True
                     state: Literal["reused", "made"] = "reused" if event["reused"] else "made"
-                    watch(Event(current, state))
-                    yield Outcome(current, state)
+                    self._watch(Event(step, state))
+                    self.outcomes[step.key] = Outcome(step, state)
                 case "failed":
-                    ended = True
-                    yield _failed(current, event["message"], event["transient"], started.repeat, store, watch)
-        child.wait()
-    except (KeyboardInterrupt, SystemExit):
-        _end(child, GRACE_S if current.stage.may_be_partial else QUICK_GRACE_S)
-        if _kept(current, store, began):
-            where = store.path(current.stage.kind, current.key)
-            watch(Event(current, "interrupted", text=f"what was measured is in {where}, marked partial"))
-        raise
-    finally:
-        _end(child, QUICK_GRACE_S)
-        started.tidy()
-    if not ended:
-        yield _failed(current, _death(child.returncode), True, started.repeat, store, watch)
+                    self._failed_in(child, event["message"], event["transient"])
+        if child.over:
+            if child.busy:
+                self._failed_in(child, child.death, True)
+            self._running.remove(child)
+            self._end([child])
+            self._wait_again(child.place, child.work)
+
+    def _failed_in(self, child: Child, message: str, transient: bool) -> None:
+        """Record a failure; what another try may mend, and company may have caused, is tried once more, alone."""
+        step = child.current
+        if transient and child.company and step.key not in self._again:
+            self._again.add(step.key)
+            self._watch(Event(step, "again", text=message))
+            return
+        self._fail(step, message, transient, child.repeat, str(self._store.log_path(step.key)))
+
+    def _fail(self, step: Step, message: str, transient: bool, command: str, log: str = "") -> None:
+        self._watch(Event(step, "failed", text=message))
+        self.outcomes[step.key] = Outcome(step, "failed", message, transient, command, log)
+        self._skip_lost()
+
+    def _wait_again(self, place: int, work: Work) -> None:
+        """Put what a process did not come to back into its place in line."""
+        left = tuple(step for step in work.steps if step.key not in self.outcomes)
+        if left:
+            self._waiting[place] = Work(left, work.alone or any(step.key in self._again for step in left))
+            self._skip_lost()
+
+    def _skip_lost(self) -> None:
+        """Take out what needs a step that failed."""
+        for place in sorted(self._waiting):
+            work = self._waiting.pop(place)
+            for step in work.steps:
+                lost = _lost_input(step, self.outcomes)
+                if lost is not None:
+                    self.outcomes[step.key] = Outcome(step, "skipped", f"needs {lost.step.label}, which {lost.state}")
+                    self._watch(Event(step, "skipped", text=self.outcomes[step.key].message))
+            left = tuple(step for step in work.steps if step.key not in self.outcomes)
+            if left:
+                self._waiting[place] = replace(work, steps=left)
+
+    def _interrupt(self) -> None:
+        """End all at once, and tell what they kept."""
+        end(self._running, patient=True)
+        for child in self._running:
+            where = child.kept()
+            if where is not None:
+                text = f"what was measured is in {where}, marked partial"
+                self._watch(Event(child.current, "interrupted", text=text))
+
+    def _end(self, children: Sequence[Child]) -> None:
+        with ExitStack() as closing:
+            for child in children:
+                closing.callback(child.close)
+            end(children)
 
 
-def _launched(steps: Sequence[Step], store: Store, env: Mapping[str, str]) -> Launch:
-    """Write the request, with the store's path as the child will see it."""
-    first = steps[0]
-    path = store.root / ".requests" / f"{first.key[:16]}.json"
-    inputs = [store.path(up.stage.kind, up.key) for step in steps for up in step.upstream()]
-    name = f"quantgate-{first.key[:16]}-{os.getpid()}"
-    made = launch(first.runs_in, path, store.root, [p for p in inputs if p.is_dir()], env, name)
-    path.write_text(request_of([_by_value(step) for step in steps], made.store).model_dump_json(indent=1))
-    return made
-
-
-def _start(started: Launch, store: Store, first: Step) -> subprocess.Popen[str]:
-    try:
-        with store.log_path(first.key).open("wb") as log:
-            return subprocess.Popen(
-                started.argv,
-                stdin=subprocess.DEVNULL,
-                stdout=subprocess.PIPE,
-                stderr=log,
-                env=started.env,
-                start_new_session=True,
-                cwd=store.root / ".tmp",  # libraries that drop files where they stand drop them here
-                text=True,
-            )
-    except OSError as error:
-        raise EnvironmentProblem(f"cannot start {started.argv[0]}: {error.strerror}") from None
-
-
-def _failed(step: Step, message: str, transient: bool, command: str, store: Store, watch: Watch) -> Outcome:
-    watch(Event(step, "failed", text=message))
-    log = store.log_path(step.key)
-    return Outcome(step, "failed", message, transient, command, str(log))
-
-
-def _by_value(step: Step) -> dict[str, Any]:
-    return {
-        "kind": step.stage.kind,
-        "stage": step.stage.name,
-        "version": step.stage.version,
-        "key": step.key,
-        "label": step.label,
-        "function": step.stage.function,
-        "config_type": step.stage.config_type,
-        "config": step.config_data,
-        "inputs": {
-            name: _address(given) if isinstance(given, Step) else [_address(g) for g in given]
-            for name, given in step.inputs.items()
-        },
-        "toolchain": dict(step.toolchain),
-        "packages": list(step.stage.packages),
-        "device": dict(step.device) if step.device is not None else None,
-    }
-
-
-def _address(step: Step) -> str:
-    return f"{step.stage.kind}/{step.key}"
-
-
-def _death(code: int) -> str:
-    if code < 0:
-        name = signal.Signals(-code).name
-        hint = "; out of memory is the usual cause" if name == "SIGKILL" else ""
-        return f"the stage's process was ended by {name}{hint}"
-    return f"the stage's process ended with exit code {code} before it finished"
-
-
-def _kept(step: Step, store: Store, since: float) -> bool:
-    """Whether a step that was stopped has left a part of its artifact, now."""
-    if not step.stage.may_be_partial or not store.has(step.stage.kind, step.key):
-        return False
-    path = store.path(step.stage.kind, step.key)
-    return manifest(path).partial and (path / MANIFEST).stat().st_mtime >= since
-
-
-def _end(child: subprocess.Popen[str], grace_s: float) -> None:
-    """End the child's whole process group, politely first; a finished child's group may still hold its servers."""
-    for sig in (signal.SIGTERM, signal.SIGKILL):
-        try:
-            os.killpg(child.pid, sig)
-        except (ProcessLookupError, PermissionError):
-            break
-        deadline = time.monotonic() + grace_s
-        while time.monotonic() < deadline and child.poll() is None:
-            time.sleep(0.05)
-    child.wait()
-    if child.stdout:
-        child.stdout.close()
-
-
-def log_tail(path: str, lines: int = 12) -> str:
-    """The last lines of a log, for an error message."""
-    try:
-        return "\n".join(Path(path).read_text(errors="replace").splitlines()[-lines:])
-    except OSError:
-        return ""
+def _lost_input(step: Step, outcomes: Mapping[str, Outcome]) -> Outcome | None:
+    ups = (outcomes.get(up.key) for up in step.upstream())
+    return next((o for o in ups if o is not None and o.state in ("failed", "skipped")), None)

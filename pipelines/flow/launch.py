@@ -62,6 +62,13 @@ def ready(toolchain: Toolchain, tell: Tell) -> Iterator[None]:
     yield
 
 
+def at_hand(toolchain: Toolchain) -> bool:
+    """Whether a child can be started in it without a wait: what runs already is not listened to meanwhile. A container
+    is never said to be: its runtime may take its time to answer."""
+    spec = toolchain.spec
+    return venv(toolchain, spec).made if isinstance(spec, VenvConfig) else isinstance(spec, CurrentConfig)
+
+
 def launch(
     toolchain: Toolchain, request: Path, root: Path, inputs: list[Path], env: Mapping[str, str], name: str
 ) -> Launch:

@@ -23,6 +23,10 @@ class Stage:
     when the code changes what comes out. A stage that `may_be_partial` keeps what it has when it is stopped, or when
     it loses what it measures, and says so in its fact `partial`: such an artifact serves the run that made it, and is
     made anew by the next.
+
+    A stage that `shares_machine` may run while others run: nothing in its artifact or facts is a time, a speed or
+    another figure of the machine, it starts no server, and it is content with some of the cores. It does not enter the
+    key. What is bound to a device runs alone whatever it says.
     """
 
     kind: str
@@ -33,6 +37,7 @@ class Stage:
     packages: tuple[str, ...] = ()
     device_bound: bool = False
     may_be_partial: bool = False
+    shares_machine: bool = False
 
     @property
     def pace(self) -> str:

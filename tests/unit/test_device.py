@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
-from pipelines.flow.device import Gpu, _of_gpus, read_gpus, widest_of
+from pipelines.flow.device import Gpu, _of_gpus, free_memory, group_room, read_gpus, widest_of
 
 H100 = "NVIDIA H100 80GB HBM3, 9.0, 81559, 580.95.05\n"
 A100 = "NVIDIA A100-SXM4-40GB, 8.0, 40960, 580.95.05\n"
@@ -41,3 +43,30 @@ def test_what_an_old_driver_does_not_know_is_left_out() -> None:
 def test_the_widest_vectors_of_a_processor(flags: str, widest: str) -> None:
     """As the kernel lists flags; without any there is nothing to tell."""
     assert widest == widest_of(flags)
+
+
+def _group(place: Path, **files: str) -> None:
+    place.mkdir(parents=True, exist_ok=True)
+    for name, text in files.items():
+        (place / name.replace("__", ".")).write_text(text)
+
+
+def test_room_in_control_groups_is_what_each_limit_leaves(tmp_path: Path) -> None:
+    """Version 2: of 1000 bytes 700 are used, 200 of them by files that can go; the group around has no limit."""
+    _group(tmp_path / "outer", memory__max="max\n", memory__current="9999\n", memory__stat="inactive_file 5\n")
+    inner = tmp_path / "outer" / "inner"
+    _group(inner, memory__max="1000\n", memory__current="700\n", memory__stat="anon 500\ninactive_file 200\n")
+    assert [500] == list(group_room("0::/outer/inner\n", tmp_path))
+    assert [] == list(group_room("0::/\n", tmp_path))
+
+
+def test_room_in_control_groups_of_version_1(tmp_path: Path) -> None:
+    """The names are others; inside a container the path is that of the host, and only the root is there."""
+    told = {"memory__usage_in_bytes": "300\n", "memory__stat": "total_inactive_file 100\n"}
+    _group(tmp_path / "memory", memory__limit_in_bytes="1000\n", **told)
+    assert [800] == list(group_room("4:memory:/docker/0123\n0::/\n", tmp_path))
+
+
+def test_free_memory_of_this_machine_is_told() -> None:
+    """In bytes: more than a MiB, and less than any machine has."""
+    assert 2**20 < free_memory() < 2**50

@@ -46,3 +46,19 @@ def test_what_an_interrupted_step_kept_is_said(screen: io.StringIO) -> None:
     kept = "what was measured is in engines_out/latency/0123, marked partial"
     seen = shown(screen, Event(STEP, "started"), Event(STEP, "interrupted", text=kept))
     assert f"interrupted latency of all engines: {kept}" in seen
+
+
+def test_steps_that_run_at_once_are_told_apart(screen: io.StringIO) -> None:
+    """Each has a bar; the second line to start says beside what; each line at the end has its own step's name."""
+    other = Step(STEP.stage, "variant gptq", Strict(), pinned="other")
+    first = [Event(STEP, "started"), Event(other, "started")]
+    moved = [Event(STEP, "progress", 1, 4, "layers"), Event(other, "progress", 2, 8, "columns")]
+    seen = shown(screen, *first, *moved)
+    assert "start   variant gptq (beside latency of all engines)" in seen
+    assert "latency of all engines: layers" in seen
+    assert "variant gptq: columns" in seen
+    screen.truncate(0)
+    ended = shown(screen, *first, Event(STEP, "made"), Event(other, "again", text="killed"), Event(other, "started"))
+    assert "made    latency of all engines (" in ended
+    assert "again   variant gptq, alone: killed" in ended
+    assert (2, 1) == (ended.count("start   variant gptq"), ended.count("(beside"))
