@@ -389,11 +389,11 @@ def _calibration_told(campaign: Campaign) -> str:
 
 def _track_config(campaign: Campaign, plan_key: str) -> TrackingConfig:
     tracking, name = campaign.config.tracking, campaign.config.campaign
+    uri = absolute_uri(tracking.uri)
     return TrackingConfig(
         tracking_uri=uri,
         artifact_root=artifact_root(uri, tracking.artifacts) or "",
         plan_key=plan_key,
-    uri = absolute_uri(tracking.uri)
         experiment=tracking.experiment or name,
         registered_model=tracking.registered_model or name,
         campaign_config=campaign.config.model_dump(mode="json"),

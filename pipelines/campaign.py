@@ -224,9 +224,6 @@ def open_campaign(data: Mapping[str, Any], config_dir: Path | None = None) -> Ca
     )
 
 
-def _champion(config: CampaignConfig) -> Champion:
-    model = config.tracking.registered_model or config.campaign
-    return find_champion(
 def _written_secrets(config: CampaignConfig) -> Iterator[Problem]:
     """Settings that would carry a secret into manifests and requests; of the tracking URI it is kept out of them."""
     for key in exposed(config.model_dump(mode="json")):
@@ -237,6 +234,9 @@ def _written_secrets(config: CampaignConfig) -> Iterator[Problem]:
             )  # fmt: skip
 
 
+def _champion(config: CampaignConfig) -> Champion:
+    model = config.tracking.registered_model or config.campaign
+    return find_champion(
         config.tracking.uri, Path(config.paths.ledger).resolve(), model, Store(Path(config.paths.store).resolve())
     )
 

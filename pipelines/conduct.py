@@ -131,21 +131,14 @@ def conduct(campaign: Campaign, store: Store, until: Until, watching: Watching) 
             outcomes = execute(fresh, store, watch, env, done.outcomes, at_once=at_once(campaign))
             timings.learn((o for key, o in outcomes.items() if key not in done.outcomes), store)
             done.outcomes.update(outcomes)
+        if kept is not None:
+            kept.leave(*_end(done), wait=True)
+            done.unopened = kept.problem
     if until in ("decide", "run") and done.state(done.assembled.decision) in ("made", "reused"):
         path = store.path("decision", done.assembled.decision.key) / "decision.json"
         done.decision = Decision.model_validate_json(path.read_bytes())
     return done
 
-
-def _rounds(until: Until, everything: Plan) -> tuple[Until, ...]:
-        if kept is not None:
-            kept.leave(*_end(done), wait=True)
-            done.unopened = kept.problem
-    """Failures of one round change the steps of the next, so what depends on all candidates comes later."""
-    if not everything.to_run:
-        return (until,)
-    order: tuple[Until, ...] = ("score", "probe", "decide", "run")
-    return order[: order.index(until) + 1]
 
 def _told(assembled: Assembled, opening: Opening | None) -> Assembled:
     """The steps with what was known as the campaign began, for the run that records it; no key changes by it."""
@@ -171,6 +164,13 @@ def _end(done: Conducted) -> tuple[End | None, str]:
     return "FAILED", lost[0].message if lost else "it was not decided"
 
 
+def _rounds(until: Until, everything: Plan) -> tuple[Until, ...]:
+    """Failures of one round change the steps of the next, so what depends on all candidates comes later."""
+    if not everything.to_run:
+        return (until,)
+    order: tuple[Until, ...] = ("score", "probe", "decide", "run")
+    return order[: order.index(until) + 1]
+
 
 def _failures(outcomes: Mapping[str, Outcome]) -> dict[str, str]:
     return {key: o.message for key, o in outcomes.items() if o.state in ("failed", "skipped")}
@@ -193,7 +193,7 @@ def at_once(campaign: Campaign) -> int:
     return 1 if describe()["gpu"] != "none" else min(MOST_AT_ONCE, campaign.threads)
 
 
-def _forget_lost_track(step: Step, store: Store, tracking_uri: str) -> None:
+def forget_lost_track(step: Step, store: Store, tracking_uri: str) -> None:
     """A track record whose MLflow run is gone (the database was removed, say) is no record; make it again."""
     from pipelines.track.standing import recorded
 
