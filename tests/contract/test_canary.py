@@ -15,6 +15,7 @@ from pipelines.release import rollout
 from pipelines.release.ledger import Change, Ledger
 from pipelines.release.rolloutdata import from_run
 from pipelines.track.connection import session
+from pipelines.verbs.canary import after_promotion
 from tests import decisions
 from tests.rollouts import a_plan, decision, traffic
 
@@ -70,6 +71,18 @@ def test_nothing_to_plan_is_said(capsys: pytest.CaptureFixture[str], promoted: l
     decided.unlink()
     code, document, _ = run(capsys, "plan", *promoted)
     assert (7, True) == (code, str(decided) in document["message"])
+
+
+def test_a_promotion_stands_where_its_plan_cannot_be_written(
+    capsys: pytest.CaptureFixture[str], promoted: list[str], tmp_path: Path
+) -> None:
+    """What `promote` calls last: it gives the plan's place, or says why there is none, and raises nothing."""
+    path = tmp_path / "mlruns" / "rollouts" / "demo" / "3" / "plan.yaml"
+    assert str(path) == after_promotion(promoted, None)
+    assert path.is_file()
+    next((tmp_path / "store" / "decision").glob("*/decision.json")).write_text("{}")
+    assert "" == after_promotion(promoted, None)
+    assert "warning: no rollout plan was written" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(

@@ -54,6 +54,13 @@ def test_harm_rolls_back_and_needs_no_ripeness(harm: dict[str, Any], what: str) 
         assert what in {f.what for f in answer.findings if f.state == "fail"}
 
 
+def test_errors_are_told_as_shares_that_failed() -> None:
+    """One request in ten of the control and three of the canary."""
+    errors = by_name(judged(traffic(PLAN, 1, USERS, failing=(0.1, 0.3))))["errors"]
+    assert (0.1, 0.3) == pytest.approx((errors.control, errors.canary), abs=0.03)
+    assert "more fail, at least" in errors.note
+
+
 def test_too_few_requests_hold_and_say_how_many_more() -> None:
     """The counts of the plan stand beside what came."""
     answer = judged(traffic(PLAN, 1, 300))
