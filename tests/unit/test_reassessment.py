@@ -20,10 +20,10 @@ NEW = 100
 GREW = Moved(what="data", where="eval set intent", before="500 items, aa", now="600 items, bb")
 
 
-def grown(lost_among_new: int) -> list[dict[str, object]]:
-    """The 500 items of then as they were, and 100 new ones that the reference all answers rightly."""
+def grown(lost_among_new: int, flips: int = 1) -> list[dict[str, object]]:
+    """The 500 items of then, so many lost and as many gained, and 100 new ones that the reference all answers rightly."""
     added = [row("intent", "acc", n, float(n - 500 >= lost_among_new), None, True) for n in range(500, 500 + NEW)]
-    return [*intent(1, 1), *added]
+    return [*intent(flips, flips), *added]
 
 
 def then(root: Path) -> tuple[stage.DecisionConfig, Path, Path]:
@@ -104,10 +104,12 @@ def test_a_champion_that_lost_more_than_its_margin_no_longer_holds(tmp_path: Pat
 
 
 def test_what_cannot_be_told_is_in_doubt(tmp_path: Path) -> None:
-    """8 of the new items lost: the interval holds the margin, and more items are asked for."""
-    made, _ = again(tmp_path, grown(8))
+    """20 lost and 20 gained among the known items, 4 of the new ones lost: 1/150 in all, and 44 flips leave the margin
+    within the interval, so more items of that set are asked for."""
+    made, _ = again(tmp_path, grown(4, flips=20))
     one = comparison(made, "intent").now
     assert "in doubt" == made.outcome and one is not None and "inconclusive" == one.verdict
+    assert one.loss == pytest.approx(4 / 600) and one.more_items
     assert made.to_do[0] == f"add {one.more_items} items of intent, then: quantgate reassess campaign=golden"
     assert "measure once more: quantgate reassess campaign=golden --again" == made.to_do[-1]
 
