@@ -21,7 +21,7 @@ GREW = Moved(what="data", where="eval set intent", before="500 items, aa", now="
 
 
 def grown(lost_among_new: int, flips: int = 1) -> list[dict[str, object]]:
-    """The 500 items of then, so many lost and as many gained, and 100 new ones that the reference all answers rightly."""
+    """The 500 items of then, so many lost and as many gained, and 100 new ones that the reference answers rightly."""
     added = [row("intent", "acc", n, float(n - 500 >= lost_among_new), None, True) for n in range(500, 500 + NEW)]
     return [*intent(flips, flips), *added]
 
