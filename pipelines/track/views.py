@@ -16,6 +16,8 @@ if TYPE_CHECKING:
     from mlflow.tracking import MlflowClient
 
 TAG = "mlflow.sharedViewState."
+NOTE, OWN_NOTE = "mlflow.note.content", "quantgate.note"
+"""An experiment's description, and what we last wrote there: where they differ, a person wrote it."""
 PARAMS = ("method", "scheme")
 
 
@@ -93,12 +95,33 @@ def fragment(experiment_id: str, campaign_key: str = "") -> str:
     return _runs(experiment_id, {"viewStateShareKey": campaign_key} if campaign_key else {})
 
 
-def searched(experiment_id: str, campaign_key: str) -> str:
-    """The link to the run list of a campaign's variants, which needs no saved view.
+def searched(experiment_id: str, campaign_key: str, metric: str) -> str:
+    """The link to the run list of a campaign's variants, highest of a metric first, which needs no saved view.
 
-    Not for the view's own link: MLflow takes no view where a link carries a search.
+    Not for the view's own link: MLflow takes no view where a link carries a search. Sorted by a metric, since sorted by
+    time it folds runs into their parents.
     """
-    return _runs(experiment_id, {"searchFilter": variants_of(campaign_key)})
+    order = {"orderByKey": f"metrics.`{metric}`", "orderByAsc": "false"}
+    return _runs(experiment_id, {"searchFilter": variants_of(campaign_key), **order})
+
+
+def note(headline: str, experiment_id: str, run_id: str) -> str:
+    """What stands at the head of the experiment's pages: the decision, and the way to the chart with names."""
+    where = f"#/experiments/{experiment_id}/runs/{run_id}/artifacts/report.html?workflowType=machine_learning"
+    return f"**{' '.join(headline.split())}** [Report with the named chart]({where})"
+
+
+def describe(client: MlflowClient, experiment_id: str, text: str) -> None:
+    """Put a note at the head of an experiment's pages, unless a person's own stands there; nothing hangs on it."""
+    from mlflow.exceptions import MlflowException
+
+    try:
+        tags = client.get_experiment(experiment_id).tags
+        if tags.get(NOTE, "") == tags.get(OWN_NOTE, ""):
+            client.set_experiment_tag(experiment_id, OWN_NOTE, text)
+            client.set_experiment_tag(experiment_id, NOTE, text)
+    except MlflowException:
+        return
 
 
 def _runs(experiment_id: str, asked: dict[str, str]) -> str:
@@ -117,5 +140,5 @@ def save(
     try:
         client.set_experiment_tag(experiment_id, TAG + campaign_key, json.dumps(entry))
     except MlflowException:
-        return searched(experiment_id, campaign_key)
+        return searched(experiment_id, campaign_key, str(view.get("orderByKey", "")).removeprefix("metrics.").strip("`"))
     return fragment(experiment_id, campaign_key)
