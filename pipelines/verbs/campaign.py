@@ -146,7 +146,7 @@ def _show_toolchains(needed: Sequence[Found]) -> None:
 
 
 def _cost(planned: Sequence[flow_plan.Planned]) -> tuple[str, str, str]:
-    """Time, memory (where it is estimated) and disk of what has to run, which runs one after the other."""
+    """Time, memory (where it is estimated) and disk of what has to run, as if nothing ran at once."""
     steps = [p.step for p in planned if p.state == "run"]
     seconds, count = sum(s.seconds for s in steps), sum(s.size_bytes for s in steps)
     memory = max((s.memory_bytes for s in steps), default=0)
