@@ -140,5 +140,7 @@ def save(
     try:
         client.set_experiment_tag(experiment_id, TAG + campaign_key, json.dumps(entry))
     except MlflowException:
-        return searched(experiment_id, campaign_key, str(view.get("orderByKey", "")).removeprefix("metrics.").strip("`"))
+        return searched(
+            experiment_id, campaign_key, str(view.get("orderByKey", "")).removeprefix("metrics.").strip("`")
+        )
     return fragment(experiment_id, campaign_key)
