@@ -59,6 +59,7 @@ def run(
             for one in _counted(made.candidates)
         }
         link = _view(campaign)
+        views.describe(client, where, views.note(made.headline, where, found.info.run_id))
         numbers = _versions(campaign, labels, known, manifest(decision).started)
         if not children.complete(found):
             _attach(campaign, found, config, decision, report, latency)

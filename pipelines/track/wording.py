@@ -16,9 +16,10 @@ from pipelines.decide.model import Candidate, Decision, Verdict
 from pipelines.divergence.figures import Row
 from pipelines.intake.licence import UNKNOWN
 from pipelines.quantize.scheme import Scheme, parse
-from pipelines.track import figures
+from pipelines.track import drawing, figures
 
 NOTE = "mlflow.note.content"
+RUN_COLOUR = "mlflow.runColor"
 NOTE_CHARACTERS = 7800
 DOUBTS = {
     "": "",
@@ -180,8 +181,16 @@ def tags(candidate: Candidate, decision: Decision, campaign_key: str) -> dict[st
         "latency_evidence": str(bool(candidate.latency) and all(f.evidence for f in candidate.latency)).lower(),
         **licence(decision),
         **_why(candidate),
+        **_colour(candidate, decision),
         NOTE: candidate_text(candidate)[:NOTE_CHARACTERS],
     } | {f"{kind}_key": key for kind, key in candidate.keys.items() if kind in ("variant", "engine")}
+
+
+def _colour(candidate: Candidate, decision: Decision) -> dict[str, str]:
+    """The colour that the report draws it in, where there are enough of them; MLflow's own often coincide."""
+    if len(decision.candidates) > drawing.COLOURS:
+        return {}
+    return {RUN_COLOUR: drawing.LIGHT[f"c{figures.colours(decision)[candidate.label]}"]}
 
 
 def licence(decision: Decision) -> dict[str, str]:
