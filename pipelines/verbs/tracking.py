@@ -26,7 +26,7 @@ from pipelines.flow.store import Store, manifest
 from pipelines.flow.toolchain import CURRENT
 from pipelines.stages import TRACK
 from pipelines.track.config import TrackingConfig
-from pipelines.track.connection import absolute_uri, addressed, artifact_root
+from pipelines.track.connection import absolute_uri, addressed, artifact_root, reachable
 from pipelines.track.masking import masked_text
 
 KINDS = {"engines": "engine", "variants": "variant"}
@@ -46,28 +46,34 @@ class Asked:
 
 
 def track(args: argparse.Namespace) -> Answer:
-    """Record every campaign of the store, or the one that is named, that this tracking URI does not have."""
+    """Record every campaign of the store, or the one that is named, that this tracking URI does not have.
+
+    Raises:
+        EnvironmentProblem: it is still away; nothing here is changed.
+    """
     directory = Path(args.config_dir).resolve() if args.config_dir else None
     config = parse(CampaignConfig, compose(args.overrides, directory))
     named = any(o.lstrip("+").startswith(("campaign=", "experiment=")) for o in args.overrides)
     store, uri = Store(Path(config.paths.store).resolve()), absolute_uri(config.tracking.uri)
     store.prepare()
+    reachable(uri)
     root = artifact_root(uri, config.tracking.artifacts) or ""
-    steps, gone = [], {}
+    steps, gone, before = [], {}, 0
     for asked in recordings(store, config.campaign if named else ""):
-        if lost := missing(asked, store):
+        one = step(asked, uri, root)
+        forget_lost_track(one, store, uri)
+        if store.has(TRACK.kind, one.key):
+            before += 1
+        elif lost := missing(asked, store):
             gone[asked.decision[:16]] = lost
         else:
-            steps.append(step(asked, uri, root))
-    for one in steps:
-        forget_lost_track(one, store, uri)
+            steps.append(one)
     planned = plan(steps, store)
     with addressed(uri), terminal.Watcher(len(planned.to_run), planned.seconds) as watch:
         outcomes = execute(planned, store, watch, {})
     found = [outcomes[one.key] for one in steps]
     sent = [o.step.label for o in found if o.state == "made"]
     failed = {o.step.label: o.message for o in found if o.state == "failed"}
-    before = len(found) - len(sent) - len(failed)
     print(f"{len(sent)} recorded now, {before} were recorded before, {len(failed)} failed")
     for label, why in failed.items():
         print(f"failed: {label}: {why}", file=sys.stderr)
@@ -78,7 +84,10 @@ def track(args: argparse.Namespace) -> Answer:
 
 
 def recordings(store: Store, campaign: str = "") -> Iterator[Asked]:
-    """What was asked to be recorded, each decision once, the oldest first: a later one is the challenger."""
+    """What was asked to be recorded, each decision once, the oldest first: a later one is the challenger.
+
+    Decisions that were collected are no longer asked for.
+    """
     found: dict[str, Asked] = {}
     for asked in (*_requested(store), *_recorded(store)):
         found.setdefault(asked.decision, asked)
@@ -87,7 +96,6 @@ def recordings(store: Store, campaign: str = "") -> Iterator[Asked]:
     for asked in sorted(there, key=lambda one: of[one.decision].started):
         if campaign in ("", of[asked.decision].config.get("campaign")):
             yield asked
-    yield from (asked for asked in found.values() if asked not in there and not campaign)
 
 
 def _requested(store: Store) -> Iterator[Asked]:

@@ -81,8 +81,7 @@ def test_a_server_that_is_still_away_and_evidence_that_is_gone_are_told(
     """Exit code 6 with the address; what was collected from the store cannot be recorded, and is named."""
     refused(world, decisions.decision())
     code, document = resume(world, capsys, uri=AWAY)
-    (why,) = document["failed"].values()
-    assert (6, True) == (code, "127.0.0.1:9" in why)
+    assert (6, True) == (code, "127.0.0.1:9" in document["message"])
     engine = next((world.store.root / "engine").iterdir())
     world.store.remove("engine", manifest(engine).key)
     code, document = resume(world, capsys)
