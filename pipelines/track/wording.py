@@ -188,9 +188,10 @@ def tags(candidate: Candidate, decision: Decision, campaign_key: str) -> dict[st
 
 def _colour(candidate: Candidate, decision: Decision) -> dict[str, str]:
     """The colour that the report draws it in, where there are enough of them; MLflow's own often coincide."""
-    if len(decision.candidates) > drawing.COLOURS:
+    colour = figures.colours(decision).get(candidate.label)
+    if colour is None or len(decision.candidates) > drawing.COLOURS:
         return {}
-    return {RUN_COLOUR: drawing.LIGHT[f"c{figures.colours(decision)[candidate.label]}"]}
+    return {RUN_COLOUR: drawing.LIGHT[f"c{colour}"]}
 
 
 def licence(decision: Decision) -> dict[str, str]:
