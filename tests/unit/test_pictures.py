@@ -213,9 +213,9 @@ def test_a_page_of_four_hundred_candidates_takes_no_longer_than_its_tables(tmp_p
 
     def seconds(count: int) -> float:
         made = many(count)
-        begun = time.perf_counter()
+        begun = time.process_time()
         html, _ = render(made, ReportConfig(), decisions.requests(tmp_path / str(count), made, 2))
-        taken = time.perf_counter() - begun
+        taken = time.process_time() - begun
         assert 2 <= html.count(f"variant_{count - 2}")
         return taken
 
