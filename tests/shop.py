@@ -115,6 +115,7 @@ class Shop:
             return Candidate.model_validate(blank.model_dump() | about | lost)
         engine, variant = key_of("engine", one.label, night), key_of("variant", one.label, night)
         facts = {"target": "ort_genai", "native": one.native, "size_bytes": one.size_bytes}
+        facts |= {} if one.native else {"native_note": "float weights of 4 or 8 bits are multiplied as float32"}
         self.artifact(
             "engine", engine, stage="engine.ort_genai", facts=facts, inputs={"variant": variant},
             toolchain=dict(one.toolchain), started=started,

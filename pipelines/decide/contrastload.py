@@ -120,7 +120,6 @@ def _latency(
 ) -> Iterator[Delta]:
     """One metric by request (no p) or by block; nothing where a side has no such figure."""
     confidence = one.asked.confidence
-
     if one.paired:
         paired = (
             speed.by_request(group, ours, theirs, metric, confidence)

@@ -39,14 +39,14 @@ def differences(lines: Sequence[Line], *, title: str, better_right: bool, width:
     reach = [max(map(abs, one.span.ends)) for one in lines if one.span]
     far = min(max(reach), WIDEST * median(reach)) * 1.08 if any(reach) else 1.0
     far = far or max(reach)
-    return _forest(lines, Scale(-far, far, *_plot(width)), 0.0, ticks(-far, far, 4), title, better_right, width)
+    return _forest(lines, Scale(-far, far, *_plot(lines, width)), 0.0, ticks(-far, far, 4), title, better_right, width)
 
 
 def ratios(lines: Sequence[Line], *, title: str, better_right: bool, width: float = 860) -> str:
     """Ratios around 1, evenly by their logarithm; what goes beyond four times ends in an arrow."""
     ends = [end for one in lines if one.span for end in one.span.ends if end > 0]
     far = min(MOST, max((math.exp(abs(math.log(end))) for end in ends), default=1.1) * 1.03)
-    x = Scale(1.0 / far, far, *_plot(width), log=True)
+    x = Scale(1.0 / far, far, *_plot(lines, width), log=True)
     shown: list[float] = []
     for tick in RATIOS:
         if x.low <= tick <= x.high and all(abs(x(tick) - x(other)) > 40 for other in shown):
@@ -58,8 +58,10 @@ def _narrow(width: float) -> bool:
     return width < 560
 
 
-def _plot(width: float) -> tuple[float, float]:
-    return (14.0, width - 14.0) if _narrow(width) else (width * 0.33, width * 0.63)
+def _plot(lines: Sequence[Line], width: float) -> tuple[float, float]:
+    """Where the axis begins and ends: on wide pages between the names, which may be two, and the figures."""
+    names = 0.38 if any(one.side for one in lines) else 0.3
+    return (22.0, width - 22.0) if _narrow(width) else (width * names, width * 0.665)
 
 
 def _forest(
@@ -91,15 +93,16 @@ def _line(one: Line, x: Scale, top: float, step: float, width: float) -> list[st
     y = top + (29 if narrow else step / 2 + 4)
     indent, base = (26 if one.inner else 14), top + 15 if narrow else y + 4
     tone = TONES.get(one.word, "var(--soft)")
+    word = one.word if not narrow or one.word in TONES else ""  # where there is little room, the line says it
     text = " \u00b7 ".join(filter(None, (one.text, one.side))) if narrow else one.text
-    room = (width - indent - 16 - text_width(one.word, 13)) if narrow else x.start - indent - 18
+    room = (width - indent - 16 - text_width(word, 13)) if narrow else x.start - indent - 18
     room -= 0.0 if narrow else text_width(one.side, 13)
     parts = [drawing.text(indent, base, cut(text, room), "halo soft" if one.inner else "halo")]
     if not narrow and one.side:
         parts.append(drawing.text(x.start - 8, base, one.side, "halo soft", anchor="end"))
     parts += _span(one, one.span, x, y)
     if narrow:
-        return [*parts, drawing.text(width - 6, base, one.word, "halo", anchor="end", fill=tone)]
+        return [*parts, drawing.text(width - 6, base, word, "halo", anchor="end", fill=tone)]
     parts.append(drawing.text(x.end + 14, base, one.figures))
     return [*parts, drawing.text(width - 4, base, one.word, anchor="end", fill=tone)]
 

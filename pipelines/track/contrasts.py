@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Sequence
 
 from pipelines.decide.compared import Comparison, Delta, Refusal
@@ -12,6 +13,7 @@ from pipelines.track.charts import Span
 from pipelines.track.contrastcharts import Line
 
 LOAD = ("latency", "throughput", "memory", "energy", "cost")
+DATE = re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\+00:00")
 HEADLINE = ("by request", "p99")
 """What of a latency is said first."""
 
@@ -81,9 +83,11 @@ def brief(comparison: Comparison, side: str) -> list[Delta]:
 
 
 def shortened(text: str | None) -> str:
-    """A value of what differs; of a digest its beginning, a dash for what is not there."""
+    """A value of what differs; of a digest its beginning, of a date no zone, a dash for what is not there."""
     if text is None:
         return figures.NONE
+    if DATE.fullmatch(text):
+        return text[:19].replace("T", " ")
     return f"{text[:12]}\u2026" if len(text) == 64 and set(text) <= set("0123456789abcdef") else text
 
 

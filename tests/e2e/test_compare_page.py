@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Literal
 
@@ -15,9 +16,13 @@ from pipelines.release.subjects import Known
 from pipelines.track import comparepage
 from tests.browser import PROGRAM, Browser, browser
 from tests.contract.test_compare import FAKE, NEW, OLD
-from tests.shop import Shop
+from tests.shop import Shop, spread
 
 pytestmark = [pytest.mark.e2e, pytest.mark.skipif(PROGRAM is None, reason="needs Chromium")]
+LONG = replace(NEW, label="awq_w4a16_g64_asym_quick")
+WILD = replace(NEW, label="rtn_w3", times=spread(9, 60.0, rounds=2, count=4), right=NEW.right[:40] + OLD.right[40:])
+SIDES = (OLD, LONG, WILD, FAKE)
+LINK = f"http://127.0.0.1:5000/#/compare-runs?runs={'%22abc' * 40}&experiments=%5B%221%22%5D"
 CLIPPED = """[...document.querySelectorAll('svg.chart')].filter(s => s.getClientRects().length).flatMap(s => {
   const box = s.getBoundingClientRect();
   return [...s.querySelectorAll('text')].filter(t => {
@@ -30,13 +35,13 @@ CLIPPED = """[...document.querySelectorAll('svg.chart')].filter(s => s.getClient
 
 @pytest.fixture(scope="module")
 def page(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A comparison of three, one of them emulated and compared all the same."""
+    """A comparison of four: one with a long name, one that was hardly measured, one emulated, compared all the same."""
     made = Shop(tmp_path_factory.mktemp("compare"))
-    made.campaign("demo", [OLD, NEW, FAKE])
+    made.campaign("demo", SIDES)
     known = Known(made.store, "demo", f"sqlite:///{made.root}/none.db", "", made.root / "ledger.jsonl")
-    compared, shown = compare(known, [OLD.label, NEW.label, FAKE.label], anyway=True)
+    compared, shown = compare(known, [one.label for one in SIDES], anyway=True)
     path = made.root / "page.html"
-    comparepage.write(path, comparepage.page(compared, shown, made="2026-11-30 12:00 UTC", links={}))
+    comparepage.write(path, comparepage.page(compared, shown, made="2026-11-30 12:00 UTC", links={0: LINK}))
     return path
 
 
@@ -71,7 +76,7 @@ def test_the_page_fits_the_window(
 
 
 def test_each_side_is_named_in_every_distribution(page: Path, tab: Browser) -> None:
-    """Three curves and three names a drawing; the emulated one is dashed."""
+    """A curve and a name each; the emulated one is dashed."""
     tab.look(1280)
     assert tab.open(page.as_uri())
     drawn = tab.run(
@@ -80,8 +85,8 @@ def test_each_side_is_named_in_every_distribution(page: Path, tab: Browser) -> N
     )
     assert 3 == len(drawn)
     for curves, dashed, text in drawn:
-        assert (3, 1) == (curves, dashed)
-        assert all(one.label in text for one in (OLD, NEW, FAKE))
+        assert (len(SIDES), 1) == (curves, dashed)
+        assert all(one.label in text for one in SIDES)
 
 
 def test_the_page_prints(page: Path, tab: Browser, shots: Path) -> None:
