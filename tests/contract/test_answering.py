@@ -40,15 +40,14 @@ def make(tmp_path: Path, store: Store) -> Iterator[Make]:
     with ExitStack() as stack:
 
         def made(reply: str, text_only: bool = False, **given: Any) -> Path:
-            kind = {"text_only": text_only}
-            gateway = stack.enter_context(running(Gateway(**kind), tmp_path, "yes"))
+            gateway = stack.enter_context(running(Gateway(text_only=text_only), tmp_path, "yes"))
             known = {"url": gateway.url, "model": MODEL, "revision": "1", "max_length": 128, "timeout_s": 1}
             able = {"capabilities": {"token_prompts": False, "prompt_logprobs": False}} if text_only else {}
             out = store.path("engine", "cd" * 32)
             out.mkdir(parents=True)
             config = remote.RemoteConfig.model_validate(known | able | given)
             remote.build(config, out, variant=variant(tmp_path / "variant"), reference=store.path("reference", KEY))
-            said = stack.enter_context(running(Gateway(**kind), tmp_path, reply))
+            said = stack.enter_context(running(Gateway(text_only=text_only), tmp_path, reply))
             record = (out / remote.RECORD).read_text()
             (out / remote.RECORD).write_text(record.replace(gateway.url, said.url))
             return artifact(out, "engine", "cd" * 32, inputs={"reference": KEY})

@@ -11,6 +11,7 @@ import pytest
 
 from pipelines.cli import main
 from pipelines.decide.model import Candidate
+from pipelines.flow.store import hash_tree
 from pipelines.release.audit import Audit, audit
 from pipelines.release.ledger import Ledger
 from pipelines.track.connection import session
@@ -105,7 +106,7 @@ def test_an_engine_whose_manifest_was_made_to_fit_is_named(world: World) -> None
     where = engine_of(world, FIRST)
     (where / "model.onnx").write_bytes(b"something else")
     record = json.loads((where / "manifest.json").read_text())
-    record["files"] = decisions.hash_tree(where)
+    record["files"] = hash_tree(where)
     (where / "manifest.json").write_text(json.dumps(record))
     faults = audited(world).faults
     assert faults and all(f"{where}/manifest.json is not the one that was recorded" in fault for fault in faults)

@@ -162,6 +162,10 @@ def test_only_a_decision_to_promote_promotes_unless_a_person_says_why(
     entries = [json.loads(line) for line in (place.root / "ledger.jsonl").read_text().splitlines()]
     assert ["intent", "alias_set", "committed"] == [e["state"] for e in entries]
     assert {("tester", "drill")} == {(e["change"]["actor"], e["change"]["override_reason"]) for e in entries}
+    told = entries[-1]["change"]["evidence"]
+    assert "held-out tokens, its variant" in told["answered"] and told["run_id"] and told["report_uri"]
+    code, document, _ = place.call("verify-ledger")
+    assert (0, 1, []) == (code, document["promotions"], document["faults"])
 
 
 def test_the_champion_is_bundled_unpacked_and_served(
