@@ -22,6 +22,7 @@ from pipelines.flow.store import Manifest, Store, manifest
 from pipelines.moved import differences, moved, own
 from pipelines.promoted import Then
 from pipelines.stages import REASSESSMENT, Assembled, CandidateSteps
+from pipelines.track.config import TrackingConfig
 from pipelines.track.masking import masked
 
 PARTS = ("tracking", "paths", "executor", "toolchain")
@@ -42,15 +43,15 @@ class Asked:
 
 @dataclass(frozen=True, slots=True)
 class Reassembled:
-    """The steps of a reassessment. `made` are those of the recipe made anew, empty where nothing about it changed."""
+    """The steps of a reassessment. `made` are those of the recipe made anew, `judged` its decision, report and record;
+    both are empty where nothing about it changed."""
 
     changes: tuple[Moved, ...]
     measured: tuple[Step, ...]
     latency: Step | None
     reassessment: Step
     made: tuple[Step, ...] = ()
-    decision: Step | None = None
-    report: Step | None = None
+    judged: tuple[Step, ...] = ()
 
     def goals(self, until: str) -> list[Step]:
         """The steps of one round, each with those before it."""
@@ -58,7 +59,7 @@ class Reassembled:
         if until != "measure":
             found += [self.latency] if self.latency is not None else []
         if until == "judge":
-            found += [s for s in (self.decision, self.report) if s is not None] + [self.reassessment]
+            found += [self.reassessment, *self.judged]
         return found
 
 
@@ -93,7 +94,8 @@ def reassemble(
     if lost is not None:
         latency, told = None, f"not measured: {lost}"
     scored = tuple(s for side in sides.scores for s in side.values())
-    decision, report = _judged_anew(assembled, latency, failures) if anew else (None, None)
+    anew_judged = _judged_anew(assembled, latency, failures) if anew else ()
+    decision = anew_judged[0] if anew_judged else None
     lives = mine.failure(failures) is None
     rebuilt = (
         RebuiltInput(
@@ -120,7 +122,7 @@ def reassemble(
         dict(assembled.decision.toolchain), seconds=timings.get(REASSESSMENT.name, 10.0),
     )  # fmt: skip
     made = tuple(_made(assembled)) if anew else ()
-    return Reassembled(tuple(changes), scored, latency, step, made, decision, report)
+    return Reassembled(tuple(changes), scored, latency, step, made, anew_judged)
 
 
 def _kept(campaign: Campaign) -> dict[str, Any]:
@@ -219,15 +221,21 @@ def _several(given: Step | tuple[Step, ...]) -> tuple[Step, ...]:
     return (given,) if isinstance(given, Step) else given
 
 
-def _judged_anew(
-    assembled: Assembled, latency: Step | None, failures: Mapping[str, str]
-) -> tuple[Step | None, Step | None]:
-    """The decision on the rebuilt engine and its report, over the one probe of this reassessment."""
-    kept = {name: given for name, given in assembled.decision.inputs.items() if name != "latency"}
+def _judged_anew(assembled: Assembled, latency: Step | None, failures: Mapping[str, str]) -> tuple[Step, ...]:
+    """The decision on the rebuilt engine, its report and its record in MLflow, over the one probe of this reassessment;
+    nothing where it could not be decided."""
     probe = {} if latency is None else {"latency": latency}
-    decision = replace(assembled.decision, label="decision on the rebuilt engine", inputs={**kept, **probe})
-    report = replace(assembled.report, label="report on the rebuilt engine", inputs={"decision": decision, **probe})
-    return (None, None) if decision.key in failures else (decision, report)
+
+    def over(step: Step, label: str, **changed: Step) -> Step:
+        kept = {name: given for name, given in step.inputs.items() if name not in ("latency", *changed)}
+        return replace(step, label=label, inputs={**kept, **probe, **changed})
+
+    decision = over(assembled.decision, "decision on the rebuilt engine")
+    report = over(assembled.report, "report on the rebuilt engine", decision=decision)
+    track = over(assembled.track, "track the rebuilt engine in MLflow", decision=decision, report=report)
+    if isinstance(track.config, TrackingConfig):  # no run was opened for it before any work
+        track = replace(track, config=track.config.model_copy(update={"plan_key": "", "opening": None}))
+    return () if decision.key in failures else (decision, report, track)
 
 
 def _because(lineage: Sequence[Moved]) -> Of:

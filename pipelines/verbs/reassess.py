@@ -31,6 +31,7 @@ from pipelines.flow.toolchain import carried, toolchains
 from pipelines.promoted import Then, find, narrowed
 from pipelines.reassembly import PARTS, Asked, Reassembled, reassemble
 from pipelines.release.champion import find as find_champion
+from pipelines.track.connection import absolute_uri, addressed
 
 CODES: Mapping[Standing, int] = {standing: OUTCOME_CODES[outcome] for outcome, standing in STANDINGS.items()}
 OWN = ("variant", "engine", "reference")
@@ -122,7 +123,8 @@ def _conduct(campaign: Campaign, then: Then, store: Store, asked: Asked, made: R
     everything = plan(made.goals("judge"), store)
     if hindered := hindrances(everything.toolchains):
         raise EnvironmentProblem("\n".join(hindered))
-    with terminal.Watcher(len(everything.to_run), everything.seconds) as watch:
+    watcher = terminal.Watcher(len(everything.to_run), everything.seconds)
+    with watcher as watch, addressed(absolute_uri(campaign.config.tracking.uri)):
         for until in ROUNDS:
             failures = {key: o.message for key, o in outcomes.items() if o.state in ("failed", "skipped")}
             if failures:

@@ -140,6 +140,8 @@ def test_a_new_runtime_builds_both_engines_anew_and_probes_them_beside_the_champ
     ran = to_run(found, store)
     assert {"engine baseline", "engine rtn_w4a16_g64", "decision on the rebuilt engine"} < set(ran)
     assert not any(label.startswith(("variant", "checkpoint", "score rtn_w4a16_g64 as it is")) for label in ran)
+    assert ran.index("decision on the rebuilt engine") < ran.index("reassessment")
+    assert "track the rebuilt engine in MLflow" == ran[-1]
     assert found.latency is not None and 4 == len(found.latency.inputs["engines"])  # type: ignore[arg-type]
     config = found.reassessment.config
     assert isinstance(config, ReassessConfig) and config.rebuilt is not None
