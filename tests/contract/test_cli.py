@@ -15,9 +15,10 @@ from pipelines.flow.device import Gpu
 from pipelines.verbs import doctor
 from tests.unit.test_checkpoint import make
 
-VERBS = (
-    "plan run score probe decide promote rollback history verify-ledger bundle status ui doctor toolchain gc verify"
-).split()  # noqa: SIM905
+VERBS = [
+    *("plan", "run", "score", "probe", "decide", "promote", "rollback", "history", "verify-ledger", "bundle", "status"),
+    *("ui", "doctor", "toolchain", "gc", "verify"),
+]
 QUANTGATE = [sys.executable, "-c", "from pipelines.cli import entry; entry()"]
 
 
