@@ -44,6 +44,7 @@ def ensure(client: MlflowClient, model: str, tags: Mapping[str, str], run_id: st
         run_id=run_id,
         tags=dict(tags) | {"assumed_champion": str(assumed.version) if assumed else NOBODY},
         description=f"{tags['candidate']} of campaign {tags['campaign']}: {tags['outcome']}",
+        await_creation_for=0,  # it refers to files that are there
     )
     return str(made.version)
 
