@@ -142,7 +142,7 @@ def session(uri: str, *, timeout_s: float = 10.0) -> Iterator[MlflowClient]:
         EnvironmentProblem: the server does not answer in time, the database cannot be opened or written; `Lost` where
             another try may do.
     """
-    with _settings(timeout_s):
+    with _settings(timeout_s, uri):
         if is_server(uri):
             reach(uri, timeout_s)
         elif host := urlsplit(uri).hostname:
@@ -236,10 +236,8 @@ def request(address: str) -> Request:
     """A request with the credentials MLflow itself would take: those in the address, else from the environment."""
     import base64
 
-    parts = urlsplit(address)
-    user, at, host = parts.netloc.rpartition("@")
-    made = Request(urlunsplit(parts._replace(netloc=host)))
-    pair = unquote(user) if at else ""
+    bare, pair = _parted(address)
+    made = Request(bare)
     if token := os.environ.get("MLFLOW_TRACKING_TOKEN"):
         made.add_header("Authorization", f"Bearer {token}")
     elif name := os.environ.get("MLFLOW_TRACKING_USERNAME"):
@@ -249,12 +247,20 @@ def request(address: str) -> Request:
     return made
 
 
+def _parted(address: str) -> tuple[str, str]:
+    """An address without its credentials, which MLflow prints with every run that ends; and "user:password", or ""."""
+    parts = urlsplit(address)
+    user, _, host = parts.netloc.rpartition("@")
+    return urlunsplit(parts._replace(netloc=host)), unquote(user)
+
+
 def _client(uri: str) -> MlflowClient:
     """A client; a database is opened by one process at a time, since its creation is not safe for several."""
     from mlflow.tracking import MlflowClient
 
     if is_server(uri):
-        return MlflowClient(tracking_uri=uri, registry_uri=uri)
+        bare, _ = _parted(uri)
+        return MlflowClient(tracking_uri=bare, registry_uri=bare)
     from filelock import FileLock
     from mlflow.store.db import utils
 
@@ -284,15 +290,22 @@ def _beside(uri: str) -> Path:
 
 
 @contextmanager
-def _settings(timeout_s: float) -> Iterator[None]:
-    """MLflow's settings for a bounded, quiet, self-contained conversation, put back afterwards."""
+def _settings(timeout_s: float, uri: str) -> Iterator[None]:
+    """MLflow's settings for a bounded, quiet, self-contained conversation, put back afterwards.
+
+    Credentials in a server's address are given to MLflow apart from it, where the environment has none.
+    """
     wanted = {
         "MLFLOW_DISABLE_TELEMETRY": "true",
         "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "0",
         "MLFLOW_HTTP_REQUEST_BACKOFF_FACTOR": "1",
         "MLFLOW_HTTP_REQUEST_TIMEOUT": str(max(1, round(timeout_s))),
+        "MLFLOW_SUPPRESS_PRINTING_URL_TO_STDOUT": "true",
         "GIT_PYTHON_REFRESH": "quiet",
     }
+    user, colon, password = _parted(uri)[1].partition(":") if is_server(uri) else ("", "", "")
+    if colon and "MLFLOW_TRACKING_USERNAME" not in os.environ:
+        wanted |= {"MLFLOW_TRACKING_USERNAME": user, "MLFLOW_TRACKING_PASSWORD": password}
     before = {name: os.environ.get(name) for name in (*wanted, "MLFLOW_RUN_ID", "MLFLOW_EXPERIMENT_ID")}
     os.environ.pop("MLFLOW_RUN_ID", None)
     os.environ.pop("MLFLOW_EXPERIMENT_ID", None)

@@ -8,7 +8,10 @@ import signal
 import subprocess
 import sys
 import time
+from base64 import b64encode
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from threading import Thread
 from typing import TYPE_CHECKING
 
 import pytest
@@ -16,7 +19,7 @@ import pytest
 from pipelines.flow.plan import Plan
 from pipelines.track import opening, parent
 from pipelines.track.config import TrackingConfig
-from pipelines.track.connection import MASK, addressed, session, whole
+from pipelines.track.connection import MASK, addressed, request, session, whole
 from pipelines.track.keeper import kept_open
 from pipelines.track.opening import Opening, PlannedStep
 from pipelines.track.standing import recorded
@@ -251,3 +254,30 @@ def test_what_is_known_before_the_work(tmp_path: Path) -> None:
         len(clean.git["commit"]), changed.git["commit"], changed.git["dirty"],
     )  # fmt: skip
     assert {"mlflow", "pydantic", "torch"} <= clean.packages.keys()
+
+
+def test_credentials_of_an_address_are_given_apart_from_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """MLflow prints the address with every run that ends, so it has none in it; what asks without MLflow sends them."""
+    monkeypatch.delenv("MLFLOW_TRACKING_USERNAME", raising=False)
+    asked = request("http://ada:p%40ss@h:5000/health")
+    assert ("http://h:5000/health", "Basic " + b64encode(b"ada:p@ss").decode()) == (
+        asked.full_url, asked.get_header("Authorization"),
+    )  # fmt: skip
+    with ThreadingHTTPServer(("127.0.0.1", 0), Healthy) as there:
+        Thread(target=there.serve_forever, daemon=True).start()
+        with session(f"http://ada:p%40ss@127.0.0.1:{there.server_port}") as client:
+            assert f"http://127.0.0.1:{there.server_port}" == client.tracking_uri
+            assert ("ada", "p@ss") == (os.environ["MLFLOW_TRACKING_USERNAME"], os.environ["MLFLOW_TRACKING_PASSWORD"])
+        there.shutdown()
+    assert "MLFLOW_TRACKING_USERNAME" not in os.environ
+
+
+class Healthy(BaseHTTPRequestHandler):
+    """Answers that it is there."""
+
+    def do_GET(self) -> None:
+        self.send_response(200)
+        self.end_headers()
+
+    def log_message(self, *_: object) -> None:
+        pass
