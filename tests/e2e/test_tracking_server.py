@@ -216,7 +216,7 @@ def test_eight_writers_share_a_fresh_postgresql_database(tmp_path: Path) -> None
     """As with sqlite; the champion is read from it too, and its password is in no file that was written."""
     from pipelines.track.standing import aliased_tags, recorded
 
-    pytest.importorskip("psycopg2", reason="needs PostgreSQL's driver: pip install 'quantgate[postgres]'")
+    pytest.importorskip("psycopg", reason="needs PostgreSQL's driver: pip install 'quantgate[postgres]'")
     with postgres() as uri:
         made = stores(tmp_path, WRITERS)
         ended({where: writing(where, uri, str(tmp_path / "artifacts")) for where in made})
