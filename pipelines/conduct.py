@@ -161,7 +161,8 @@ def _end(done: Conducted) -> tuple[End | None, str]:
     if outcome is not None and outcome.state in ("made", "reused"):
         return (None if outcome.state == "made" else "SPARE"), ""
     lost = [o for o in done.failed if o.step.key in (done.assembled.decision.key, done.assembled.track.key)]
-    return "FAILED", lost[0].message if lost else "it was not decided"
+    first = next(iter(lost or done.failed), None)
+    return "FAILED", f"{first.step.label}: {first.message}" if first else "it was not decided"
 
 
 def _rounds(until: Until, everything: Plan) -> tuple[Until, ...]:
