@@ -23,6 +23,7 @@ from pipelines.release.ledger import Ledger
 from pipelines.release.rollout import Promoted
 from pipelines.release.rolloutdata import Data, from_file, from_run
 from pipelines.track.connection import absolute_uri
+from pipelines.track.masking import masked_text
 
 CODES = {"continue": 0, "hold": 3, "roll_back": 4}
 
@@ -55,11 +56,14 @@ def canary(args: argparse.Namespace) -> Answer:
 
 
 def _write(asked: Asked, version: str | None = None, out: str | None = None) -> Path:
-    """Write the plan of a version, the champion's where none is named, beside the ledger or under `out`."""
+    """Write the plan of a version, the champion's where none is named, beside the ledger or under `out`.
+
+    Its command to roll back is the overrides of this one; a password among them is left out of the file.
+    """
     version, engine, decision, before = _named(asked, version)
     made, candidate = rollout.candidate_of(Store(Path(asked.config.paths.store).resolve()), decision, engine)
     promoted = Promoted(made, candidate, decision, asked.model, version, before)
-    rollback = shlex.join(["quantgate", "rollback", *asked.words])
+    rollback = masked_text(shlex.join(["quantgate", "rollback", *asked.words]))
     plan = rollout.plan_of(promoted, asked.ledger, asked.config.rollout, rollback)
     return rollout.write(plan, Path(out).resolve() if out else asked.ledger.path.parent / rollout.HOME)
 

@@ -63,6 +63,13 @@ def test_a_plan_is_written_for_the_champion(
     assert rollout.read(path).model_dump(mode="json").items() <= document.items()
 
 
+def test_a_plan_holds_no_password(capsys: pytest.CaptureFixture[str], promoted: list[str], tmp_path: Path) -> None:
+    """The command to roll back names the database, not who may open it."""
+    code, document, _ = run(capsys, "plan", *promoted, "tracking.uri=postgresql://me:hunter2@db/mlflow")
+    assert (0, True) == (code, "@db/mlflow" in document["rollback"])
+    assert not [p for p in (tmp_path / "mlruns").rglob("*") if p.is_file() and "hunter2" in p.read_text()]
+
+
 def test_nothing_to_plan_is_said(capsys: pytest.CaptureFixture[str], promoted: list[str], tmp_path: Path) -> None:
     """Nobody was promoted; or the champion came back by a rollback; or the decision is gone."""
     code, document, _ = run(capsys, "plan", *promoted, "campaign=other")
