@@ -58,6 +58,7 @@ class Reassembled:
         found = [*self.made, *self.measured]
         if until != "measure":
             found += [self.latency] if self.latency is not None else []
+        found += self.judged[:1] if until in ("decide", "judge") else ()
         if until == "judge":
             found += [self.reassessment, *self.judged]
         return found
@@ -94,7 +95,7 @@ def reassemble(
     if lost is not None:
         latency, told = None, f"not measured: {lost}"
     scored = tuple(s for side in sides.scores for s in side.values())
-    anew_judged = _judged_anew(assembled, latency, failures) if anew else ()
+    anew_judged = _judged_anew(_referred(assembled, then, sides, store), latency, failures) if anew else ()
     decision = anew_judged[0] if anew_judged else None
     lives = mine.failure(failures) is None
     rebuilt = (
@@ -219,6 +220,24 @@ def _latency(
 
 def _several(given: Step | tuple[Step, ...]) -> tuple[Step, ...]:
     return (given,) if isinstance(given, Step) else given
+
+
+def _referred(assembled: Assembled, then: Then, sides: _Sides, store: Store) -> Assembled:
+    """With the reference as it is where the recipe of now makes none: an engine that rounds no more than a plainer one
+    is not built of an unquantized variant."""
+    step, given = assembled.decision, assembled.decision.config
+    if not isinstance(given, DecisionConfig) or any(c.label == given.reference for c in given.candidates):
+        return assembled
+    kept = _input(then.reference, sides.scores[0], store)
+    config = given.model_copy(update={"reference": kept.label, "candidates": (kept, *given.candidates)})
+    more = {"scores": tuple(sides.scores[0].values()), "engines": (sides.reference,)}
+    more["variants"] = (pinned("variant", f"variant {kept.label}", then.reference.keys["variant"]),)
+    if kept.divergence_key is not None:
+        more["divergences"] = (pinned("divergence", f"divergence of {kept.label}", kept.divergence_key),)
+    several = {
+        name: tuple({s.key: s for s in (*_several(step.inputs[name]), *added)}.values()) for name, added in more.items()
+    }
+    return replace(assembled, decision=replace(step, config=config, inputs={**step.inputs, **several}))
 
 
 def _judged_anew(assembled: Assembled, latency: Step | None, failures: Mapping[str, str]) -> tuple[Step, ...]:

@@ -36,7 +36,7 @@ from pipelines.track.connection import absolute_uri, addressed
 CODES: Mapping[Standing, int] = {standing: OUTCOME_CODES[outcome] for outcome, standing in STANDINGS.items()}
 OWN = ("variant", "engine", "reference")
 NAMING = ("campaign", "experiment", "tracking", "paths")
-ROUNDS = ("measure", "probe", "judge")
+ROUNDS = ("measure", "probe", "decide", "judge")
 
 
 def reassess(args: argparse.Namespace) -> Answer:

@@ -12,6 +12,7 @@ import pytest
 from pipelines.assembly import assemble
 from pipelines.campaign import Campaign
 from pipelines.decide.reassessing import ReassessConfig
+from pipelines.decide.stage import DecisionConfig
 from pipelines.flow import toolchain
 from pipelines.flow.plan import plan
 from pipelines.flow.store import Store
@@ -190,3 +191,33 @@ def test_what_could_not_be_rebuilt_is_decided_on_as_failed(
     assert found.latency is not None
     assert built.key not in {s.key for s in found.latency.inputs["engines"]}  # type: ignore[union-attr]
     assert "score rtn_w4a16_g64 as it is on support_intent" in [s.label for s in found.goals("judge")]
+
+
+def test_a_decision_that_fails_leaves_the_champion_judged(
+    opened: Open, then: Then, store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The rebuilt engine's own decision comes a round before, so the reassessment does not wait for what failed."""
+    newer(monkeypatch)
+    campaign = replace(opened(*GIVEN), champion=then.champion)
+    first = reassemble(campaign, then, store, Asked(), {}, {})
+    assert first.judged[0] in first.goals("decide") and first.reassessment not in first.goals("decide")
+    found = reassemble(campaign, then, store, Asked(), {first.judged[0].key: "no"}, {})
+    assert () == found.judged and "rebuilt" not in found.reassessment.inputs
+    assert found.reassessment in found.goals("judge")
+
+
+def test_a_recipe_that_makes_no_reference_is_held_against_the_reference_as_it_is(
+    opened: Open, then: Then, store: Store
+) -> None:
+    """An engine with activations in 8 bits is not built of the base, which it would not round: the reference's engine
+    of then stands in the rebuilt one's decision, with its scores."""
+    found = judged(opened(*GIVEN, "engine.ort_genai.accuracy_level=4"), then, store)
+    config = found.judged[0].config
+    assert isinstance(config, DecisionConfig) and "baseline" == config.reference
+    assert ["baseline", "rtn_w4a16_g64"] == [c.label for c in config.candidates]
+    assert then.reference.keys["engine"] == config.candidates[0].engine_key
+    for name, keys in {
+        "engines": {config.candidates[0].engine_key},
+        "scores": set(config.candidates[0].scores),
+    }.items():
+        assert keys <= {s.key for s in found.judged[0].inputs[name]}  # type: ignore[union-attr]
