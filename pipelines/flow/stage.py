@@ -53,8 +53,8 @@ class Step:
     `batch` may share one child process, and with it imports and a running engine, unless they run in unlike toolchains.
     `seconds` are what it may take here; `guess` what counting its operations gives, 0 where nobody counts them;
     `memory_bytes` its peak, 0 where nobody knows. `pinned` is the key of an artifact that is there already, made by a
-    step nobody here knows; such a step is only read. `again` marks a measurement that is to be taken anew, though it was
-    taken before from the same inputs.
+    step nobody here knows; such a step is only read. `again` marks a measurement that is to be taken anew, though it
+    was taken before from the same inputs.
     """
 
     stage: Stage
