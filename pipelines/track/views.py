@@ -108,7 +108,7 @@ def searched(experiment_id: str, campaign_key: str, metric: str) -> str:
 def note(headline: str, experiment_id: str, run_id: str) -> str:
     """What stands at the head of the experiment's pages: the decision, and the way to the chart with names."""
     where = f"#/experiments/{experiment_id}/runs/{run_id}/artifacts/report.html?workflowType=machine_learning"
-    return f"**{' '.join(headline.split())}** [Report with the named chart]({where})"
+    return f"[Report with the named chart]({where}) **{' '.join(headline.split())}**"  # the page shows one line
 
 
 def describe(client: MlflowClient, experiment_id: str, text: str) -> None:

@@ -233,7 +233,8 @@ def test_the_saved_view_is_found_and_its_failure_is_harmless(world: World, monke
         raise MlflowException("no such thing")
 
     monkeypatch.setattr(MlflowClient, "set_experiment_tag", refuse)
-    assert views.searched(str(facts["experiment_id"]), decision.name) == world.record(decision)["link"]
+    wanted = views.searched(str(facts["experiment_id"]), decision.name, "quality/mean_score")
+    assert wanted == world.record(decision)["link"]
 
 
 def test_an_experiment_deleted_in_mlflow_is_named(world: World) -> None:
