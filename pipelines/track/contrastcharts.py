@@ -93,7 +93,7 @@ def _line(one: Line, x: Scale, top: float, step: float, width: float) -> list[st
     y = top + (29 if narrow else step / 2 + 4)
     indent, base = (26 if one.inner else 14), top + 15 if narrow else y + 4
     tone = TONES.get(one.word, "var(--soft)")
-    word = one.word if not narrow or one.word in TONES else ""  # where there is little room, the line says it
+    word = one.word if one.word in TONES else ""  # that there is none to be seen, the line says
     text = " \u00b7 ".join(filter(None, (one.text, one.side))) if narrow else one.text
     room = (width - indent - 16 - text_width(word, 13)) if narrow else x.start - indent - 18
     room -= 0.0 if narrow else text_width(one.side, 13)
@@ -104,7 +104,7 @@ def _line(one: Line, x: Scale, top: float, step: float, width: float) -> list[st
     if narrow:
         return [*parts, drawing.text(width - 6, base, word, "halo", anchor="end", fill=tone)]
     parts.append(drawing.text(x.end + 14, base, one.figures))
-    return [*parts, drawing.text(width - 4, base, one.word, anchor="end", fill=tone)]
+    return [*parts, drawing.text(width - 4, base, word, anchor="end", fill=tone)]
 
 
 def _span(one: Line, span: Span, x: Scale, y: float) -> list[str]:
