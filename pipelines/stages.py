@@ -60,8 +60,8 @@ DECISION = Stage(
     "decision", "decision", 4, "pipelines.decide.stage:run", "pipelines.decide.stage:DecisionConfig", ("scipy",)
 )
 REASSESSMENT = Stage(
-    "reassessment", "reassessment", 1, "pipelines.decide.reassessing:run", "pipelines.decide.reassessing:ReassessConfig",
-    ("scipy",),
+    "reassessment", "reassessment", 1,
+    "pipelines.decide.reassessing:run", "pipelines.decide.reassessing:ReassessConfig", ("scipy",),
 )  # fmt: skip
 REPORT = Stage("report", "report", 2, "pipelines.track.report:run", "pipelines.track.report:ReportConfig")
 TRACK = Stage("track", "track", 2, "pipelines.track.runs:run", "pipelines.track.config:TrackingConfig", ("mlflow",))

@@ -88,15 +88,23 @@ def licensed(made: Decision, candidate: Candidate, engine: Path, *, overridden: 
 def still_licensed(version: ModelVersion, engine: Path, store: Store, *, overridden: bool) -> str:
     """Hold a version to its licence by its decision, where that is still in the store; give what was overridden.
 
+    Going back from harm must not wait for a licence to be looked up, so here a person overrides an unknown one too:
+    decisions from before licences were asked for know none.
+
     Raises:
-        EvidenceError: as `licensed`.
+        EvidenceError: as `licensed`, but never where a person overrides.
     """
     decision = store.path("decision", version.tags.get("decision_key", ""))
     if not (decision / DECISION).is_file():
         return ""
     made = read(decision)
     about = next((c for c in made.candidates if c.label == version.tags.get("candidate")), None)
-    return "" if about is None else licensed(made, about, engine, overridden=overridden)[1]
+    try:
+        return "" if about is None else licensed(made, about, engine, overridden=overridden)[1]
+    except LicenceUnknown as error:
+        if not overridden:
+            raise EvidenceError(f"{error}; or go back all the same, with a reason (--reason)") from None
+        return f"overridden: {error}"
 
 
 def undisturbed(

@@ -147,7 +147,10 @@ def _plots(decision: Decision, candidate: Candidate, latency: Path | None) -> It
     """Its losses against their margins, and its latencies with the reference's, each as a file of its own."""
     others = [one for one in decision.candidates if one.reference and one.label != candidate.label]
     if candidate.verdicts:
-        yield "losses", drawing.standalone(charts.forest(figures.rows([candidate]), title=f"Losses of {candidate.label}"))
+        yield (
+            "losses",
+            drawing.standalone(charts.forest(figures.rows([candidate]), title=f"Losses of {candidate.label}")),
+        )
     axis = figures.axis_of(decision)
     if axis is None or latency is None or not candidate.latency or not (latency / "requests.parquet").is_file():
         return

@@ -291,6 +291,17 @@ def test_a_licence_that_is_not_allowed_takes_a_person_and_an_unknown_one_takes_m
         promoted(world, unknown, candidate="awq_w4a16_g64", reason="please")
 
 
+def test_an_unknown_licence_does_not_stop_who_goes_back_with_a_reason(world: World) -> None:
+    """Decisions from before licences were asked for know none; the ledger says that it was overridden."""
+    champions(world, "rtn_w4a16_g64", "awq_w4a16_g64")
+    for path in (world.store.root / "decision").glob("*/decision.json"):
+        path.write_text(json.dumps(json.loads(path.read_text()) | {"base": {"model": "m"}}))
+    with pytest.raises(EvidenceError, match="go back all the same"):
+        rolled_back(world)
+    assert "licence" in rolled_back(world, "p99 alarm").noted
+    assert "overridden" in Ledger(world.registry.ledger).entries()[-1].note
+
+
 def test_a_ledger_that_lost_its_end_takes_an_override_and_does_not_stop_a_rollback(world: World) -> None:
     """What the registry was told last is not in it; whoever goes on leaves a note that says so."""
     champions(world, "rtn_w4a16_g64", "awq_w4a16_g64")

@@ -61,8 +61,14 @@ class Bench:
         cards = {n: load(EvalsetConfig(path=f"evalsets/{n}")).gate_card() for n in SETS}
         config = parse(
             stage.DecisionConfig,
-            {"campaign": name, "reference": "plain", "candidates": given, "gate": AXES, "eval_sets": cards,
-             "base": {"licence": "Apache-2.0"}},
+            {
+                "campaign": name,
+                "reference": "plain",
+                "candidates": given,
+                "gate": AXES,
+                "eval_sets": cards,
+                "base": {"licence": "Apache-2.0"},
+            },
         )
         out = self.lab.root / "decided" / name
         out.mkdir(parents=True)
