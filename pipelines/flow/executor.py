@@ -73,7 +73,7 @@ def execute(
             watch(Event(planned.step, "reused"))
     run.through([planned.step for planned in plan.to_run])
     order = dict.fromkeys([*(before or {}), *(planned.step.key for planned in plan.steps)])
-    return {key: run.outcomes[key] for key in order}
+    return {key: _settled(run.outcomes[key], run.outcomes) for key in order}
 
 
 class _Run:
@@ -192,7 +192,7 @@ class _Run:
             for step in work.steps:
                 lost = _lost_input(step, self.outcomes)
                 if lost is not None:
-                    self.outcomes[step.key] = Outcome(step, "skipped", f"needs {lost.step.label}, which {lost.state}")
+                    self.outcomes[step.key] = _skipped(step, lost)
                     self._watch(Event(step, "skipped", text=self.outcomes[step.key].message))
             left = tuple(step for step in work.steps if step.key not in self.outcomes)
             if left:
@@ -212,6 +212,16 @@ class _Run:
             for child in children:
                 closing.callback(child.close)
             end(children)
+
+
+def _skipped(step: Step, lost: Outcome) -> Outcome:
+    return Outcome(step, "skipped", f"needs {lost.step.label}, which {lost.state}")
+
+
+def _settled(outcome: Outcome, outcomes: Mapping[str, Outcome]) -> Outcome:
+    """An outcome as it reads once all are known: of several lost inputs the first one counts, not the quickest."""
+    lost = _lost_input(outcome.step, outcomes) if outcome.state == "skipped" else None
+    return outcome if lost is None else _skipped(outcome.step, lost)
 
 
 def _lost_input(step: Step, outcomes: Mapping[str, Outcome]) -> Outcome | None:
