@@ -5,12 +5,12 @@ from __future__ import annotations
 import json
 import re
 from dataclasses import replace
-from html.parser import HTMLParser
 from pathlib import Path
 
 import pytest
 
 from pipelines.cli import main
+from tests.pages import Page
 from tests.shop import Engine, Shop, spread
 
 NIGHT, DAWN = "2026-11-29T22:00:00+00:00", "2026-11-30T06:00:00+00:00"
@@ -20,28 +20,6 @@ NEW = Engine(
     spread(2, 31.0, count=120), size_bytes=26_000_000,
 )  # fmt: skip
 FAKE = replace(NEW, label="fp8_dynamic", native=False, times=spread(4, 82.0, count=120))
-
-
-class Page(HTMLParser):
-    """What a page refers to, and its text."""
-
-    def __init__(self, html: str) -> None:
-        super().__init__()
-        self.links: list[str] = []
-        self.scripts = 0
-        self.words: list[str] = []
-        self.feed(html)
-
-    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        self.scripts += tag == "script"
-        self.links += [v or "" for k, v in attrs if k in ("src", "href", "data", "action")]
-
-    def handle_data(self, data: str) -> None:
-        self.words.append(data)
-
-    @property
-    def text(self) -> str:
-        return " ".join(" ".join(self.words).split())
 
 
 @pytest.fixture

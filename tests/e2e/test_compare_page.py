@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import os
 import re
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Literal
@@ -14,7 +12,7 @@ import pytest
 from pipelines.release.comparison import compare
 from pipelines.release.subjects import Known
 from pipelines.track import comparepage
-from tests.browser import PROGRAM, Browser, browser
+from tests.browser import PROGRAM, Browser
 from tests.contract.test_compare import FAKE, NEW, OLD
 from tests.shop import Shop, spread
 
@@ -43,21 +41,6 @@ def page(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = made.root / "page.html"
     comparepage.write(path, comparepage.page(compared, shown, made="2026-11-30 12:00 UTC", links={0: LINK}))
     return path
-
-
-@pytest.fixture(scope="module")
-def tab(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Browser]:
-    with browser(tmp_path_factory.mktemp("chromium")) as opened:
-        yield opened
-
-
-@pytest.fixture(scope="module")
-def shots(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Where pictures are left."""
-    asked = os.environ.get("QUANTGATE_SCREENSHOTS")
-    where = Path(asked) if asked else tmp_path_factory.mktemp("screenshots")
-    where.mkdir(parents=True, exist_ok=True)
-    return where
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])

@@ -26,7 +26,7 @@ from pipelines.errors import EnvironmentProblem
 from pipelines.flow.store import manifest
 from pipelines.track import report, runs, ui, views
 from tests import decisions
-from tests.browser import PROGRAM, Browser, browser
+from tests.browser import PROGRAM, Browser
 
 pytestmark = [
     pytest.mark.e2e,
@@ -89,21 +89,6 @@ def served(recorded: Recorded) -> Iterator[Served]:
     with ui.server(recorded.uri, port):
         (link,) = ui.links(recorded.uri, "demo")
         yield Served(f"http://127.0.0.1:{port}", port, f"http://127.0.0.1:{port}/{link.fragment}")
-
-
-@pytest.fixture(scope="module")
-def tab(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Browser]:
-    with browser(tmp_path_factory.mktemp("chromium")) as opened:
-        yield opened
-
-
-@pytest.fixture(scope="module")
-def shots(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Where pictures are left."""
-    asked = os.environ.get("QUANTGATE_SCREENSHOTS")
-    where = Path(asked) if asked else tmp_path_factory.mktemp("screenshots")
-    where.mkdir(parents=True, exist_ok=True)
-    return where
 
 
 def has(*texts: str) -> str:

@@ -6,7 +6,6 @@ import itertools
 import math
 import re
 import xml.etree.ElementTree as ET
-from html.parser import HTMLParser
 from pathlib import Path
 
 import pytest
@@ -20,30 +19,9 @@ from pipelines.track import charts, drawing, figures, loads
 from pipelines.track.axes import Box, log_ticks, place, scale, text_width, ticks
 from pipelines.track.report import ReportConfig, render, run
 from tests import decisions
+from tests.pages import Page
 
 SVG = "{http://www.w3.org/2000/svg}"
-
-
-class Page(HTMLParser):
-    """Collects what a page refers to and the text it shows."""
-
-    def __init__(self, html: str) -> None:
-        super().__init__()
-        self.links: list[str] = []
-        self.scripts = 0
-        self.words: list[str] = []
-        self.feed(html)
-
-    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        self.scripts += tag == "script"
-        self.links += [v or "" for k, v in attrs if k in ("src", "href", "data", "action")]
-
-    def handle_data(self, data: str) -> None:
-        self.words.append(data)
-
-    @property
-    def text(self) -> str:
-        return " ".join(" ".join(self.words).split())
 
 
 def page(made: Decision) -> Page:
