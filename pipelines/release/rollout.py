@@ -20,7 +20,7 @@ from pipelines.flow.store import Store
 from pipelines.release import gateway
 from pipelines.release.ledger import Ledger
 from pipelines.release.rolloutdata import Data
-from pipelines.release.rolloutrecord import Check, Record, past
+from pipelines.release.rolloutrecord import Check, past, record_of
 
 HOME, PLAN = "rollouts", "plan.yaml"
 _HEAD = (
@@ -120,7 +120,7 @@ def write(plan: Plan, home: Path) -> Path:
 
 def _taken(path: Path, text: str) -> bool:
     """Whether another rollout is recorded there, or the same one that has ended."""
-    checks = Record.of(path).checks()
+    checks = record_of(path).entries()
     if not checks:
         return False
     ended = any(c.answer == "roll_back" for c in checks)
@@ -153,9 +153,9 @@ def check(path: Path, number: int, data: Data) -> tuple[Plan, Answer, Check]:
     if step is None:
         known = ", ".join(f"{s.step} ({s.percent:g}%)" for s in plan.steps)
         raise ConfigError([Problem("--step", number, "the plan has no such step", f"allowed: {known}")])
-    record, plan_sha256 = Record.of(path), hashlib.sha256(path.read_bytes()).hexdigest()
-    with record.locked():
-        checks = record.checks()
+    record, plan_sha256 = record_of(path), hashlib.sha256(path.read_bytes()).hexdigest()
+    with record.locked("check"):
+        checks = record.entries()
         bare = Check(
             seq=0, at=datetime.now(UTC).replace(microsecond=0), plan_sha256=plan_sha256, step=number, answer="invalid",
             look=0, ripe_look=0, repeat=False, data=data.name, data_sha256=data.sha256, lines=len(data.lines),

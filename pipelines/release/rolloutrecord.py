@@ -5,22 +5,16 @@ Each line is sealed over itself and the line before, so that no look can be take
 
 from __future__ import annotations
 
-import hashlib
-import os
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass
+from collections.abc import Sequence
 from datetime import datetime
 from pathlib import Path
 from typing import Literal
 
-from pydantic import ValidationError
-
 from pipelines.config import Strict
 from pipelines.decide.stepanswer import Past
-from pipelines.errors import EnvironmentProblem, EvidenceError
+from pipelines.errors import EvidenceError
+from pipelines.release.sealed import Chain
 
-FIRST = "0" * 64
 SUFFIX = ".record.jsonl"
 
 
@@ -44,71 +38,9 @@ class Check(Strict):
     seal: str
 
 
-@dataclass(frozen=True, slots=True)
-class Record:
+def record_of(plan: Path) -> Chain[Check]:
     """The file beside a plan."""
-
-    path: Path
-
-    @classmethod
-    def of(cls, plan: Path) -> Record:
-        return cls(plan.with_suffix(SUFFIX))
-
-    @contextmanager
-    def locked(self, wait_s: float = 30.0) -> Iterator[None]:
-        """Be the only one who checks.
-
-        Raises:
-            EnvironmentProblem: another check is under way for longer than that.
-        """
-        from filelock import FileLock, Timeout
-
-        try:
-            with FileLock(self.path.with_name(self.path.name + ".lock"), timeout=wait_s):
-                yield
-        except Timeout:
-            raise EnvironmentProblem(f"{self.path}: another check is under way; try again") from None
-
-    def checks(self) -> list[Check]:
-        """Every check, proved. A last line that was cut short never became one.
-
-        Raises:
-            EvidenceError: a line was changed, removed, added or reordered; the first one is named.
-        """
-        found: list[Check] = []
-        for number, line in enumerate(self._whole().splitlines(), start=1):
-            try:
-                check = Check.model_validate_json(line)
-            except ValidationError:
-                raise EvidenceError(f"{self.path}:{number}: no check; the record was changed here") from None
-            before = found[-1].seal if found else FIRST
-            if (check.seq, check.before, check.seal) != (number, before, _seal(check)):
-                raise EvidenceError(f"{self.path}:{number}: the record was changed here; its hash chain is broken")
-            found.append(check)
-        return found
-
-    def append(self, check: Check) -> Check:
-        """Seal a check to those before it and make it durable; its `seq`, `before` and `seal` are set here."""
-        past = self.checks()
-        placed = {"seq": len(past) + 1, "before": past[-1].seal if past else FIRST, "seal": ""}
-        bare = check.model_copy(update=placed)
-        sealed = bare.model_copy(update={"seal": _seal(bare)})
-        with self.path.open("ab") as f:
-            f.truncate(len(self._whole()))
-            f.write(sealed.model_dump_json().encode() + b"\n")
-            f.flush()
-            os.fsync(f.fileno())
-        return sealed
-
-    def _whole(self) -> bytes:
-        if not self.path.exists():
-            return b""
-        text = self.path.read_bytes()
-        return text[: text.rfind(b"\n") + 1]
-
-
-def _seal(check: Check) -> str:
-    return hashlib.sha256(check.model_copy(update={"seal": ""}).model_dump_json().encode()).hexdigest()
+    return Chain(plan.with_suffix(SUFFIX), Check, "record")
 
 
 def past(checks: Sequence[Check], plan_sha256: str, step: int, data_sha256: str) -> tuple[Past, bool]:

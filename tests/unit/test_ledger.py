@@ -12,7 +12,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pipelines.errors import EvidenceError
-from pipelines.release.ledger import FIRST, Change, Ledger
+from pipelines.release.ledger import Change, Ledger
+from pipelines.release.sealed import FIRST
 
 GOLDEN = Path(__file__).parents[1] / "golden" / "ledger" / "ledger.jsonl"
 

@@ -18,7 +18,7 @@ from pipelines.release.gateway import haproxy
 from pipelines.release.ledger import Change, Ledger
 from pipelines.release.rollout import Promoted
 from pipelines.release.rolloutdata import Data, from_file, parsed
-from pipelines.release.rolloutrecord import Record
+from pipelines.release.rolloutrecord import record_of
 from tests.rollouts import GATE, a_plan, decision, traffic
 
 GOLDEN = Path(__file__).parent.parent / "golden" / "rollout"
@@ -147,7 +147,7 @@ def test_checks_are_counted_and_a_step_must_be_reached(tmp_path: Path) -> None:
     assert ("continue", 2, 1, False) == (passed.answer, passed.look, passed.ripe_look, recorded.repeat)
     _, second, _ = rollout.check(path, 2, data_of(traffic(a_plan(), 2, 4000, seed=3)))
     assert ("continue", 2, 1) == (second.answer, second.look, second.ripe_look)
-    assert [1, 2, 3, 4] == [c.seq for c in Record.of(path).checks()]
+    assert [1, 2, 3, 4] == [c.seq for c in record_of(path).entries()]
 
 
 def test_the_same_data_again_is_no_new_look(tmp_path: Path) -> None:
@@ -156,7 +156,7 @@ def test_the_same_data_again_is_no_new_look(tmp_path: Path) -> None:
     data = data_of(traffic(a_plan(), 1, 4000))
     answers = [rollout.check(path, 1, data)[1] for _ in range(3)]
     assert answers[0] == answers[1] == answers[2]
-    assert [False, True, True] == [c.repeat for c in Record.of(path).checks()]
+    assert [False, True, True] == [c.repeat for c in record_of(path).entries()]
     more = rollout.check(path, 1, data_of(traffic(a_plan(), 1, 4100)))[1]
     assert (2, 2) == (more.look, more.ripe_look)
 
@@ -177,7 +177,7 @@ def test_invalid_data_are_recorded_and_are_no_look(tmp_path: Path) -> None:
     lines = traffic(a_plan(), 1, 4000)
     with pytest.raises(EvidenceError, match="planned is 20%"):
         rollout.check(path, 1, data_of([line for line in lines if line.arm == "canary" or line.user[-1] in "0123"]))  # type: ignore[index]
-    (check,) = Record.of(path).checks()
+    (check,) = record_of(path).entries()
     assert ("invalid", 0) == (check.answer, check.look)
     assert 1 == rollout.check(path, 1, data_of(lines))[1].look
 
@@ -204,7 +204,7 @@ def test_a_changed_plan_or_record_is_found(tmp_path: Path) -> None:
     with pytest.raises(EvidenceError, match="the plan was changed after its first check"):
         rollout.check(path, 1, data)
     path.write_text(text)
-    record = Record.of(path).path
+    record = record_of(path).path
     first, second = record.read_text().splitlines(keepends=True)
     record.write_text(second)
     with pytest.raises(EvidenceError, match=r"record.jsonl:1: the record was changed here"):
