@@ -87,14 +87,7 @@ class Timings:
 
 def goals(assembled: Assembled, until: Until) -> list[Step]:
     """The steps whose artifacts a verb asks for."""
-    # Variants, then engines, then scores: steps that may share a process come together.
-    made = [c.quantized for c in assembled.candidates]
-    for one in assembled.candidates:  # prompts are asked of the model that was just reloaded
-        made += [one.checked, *([one.asked] if one.asked is not None else []), one.built]
-    for one in assembled.candidates:  # what reads one engine comes together, so that its server starts once
-        made += [*one.scores.values(), *(s for s in assembled.noise if s.inputs["engine"] == one.built)]
-        made += [one.read] if one.read is not None else []
-    made += assembled.champion.values()
+    made = list(assembled.measured)
     if until != "score":
         made += [assembled.latency] if assembled.latency is not None else []
     if until in ("decide", "run"):

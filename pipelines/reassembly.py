@@ -17,7 +17,7 @@ from pipelines.decide.reassessing import ReassessConfig, RebuiltInput
 from pipelines.decide.reassessment import Moved, Of
 from pipelines.decide.stage import CandidateInput, ChampionInput, DecisionConfig
 from pipelines.errors import ConfigError
-from pipelines.flow.stage import Stage, Step
+from pipelines.flow.stage import Stage, Step, several
 from pipelines.flow.store import Manifest, Store, manifest
 from pipelines.moved import differences, moved, own
 from pipelines.promoted import Then
@@ -122,7 +122,7 @@ def reassemble(
         REASSESSMENT, "reassessment", config, _inputs(config, then, sides, store, latency, decision, mine),
         dict(assembled.decision.toolchain), seconds=timings.get(REASSESSMENT.name, 10.0),
     )  # fmt: skip
-    made = tuple(_made(assembled)) if anew else ()
+    made = tuple(assembled.measured) if anew else ()
     return Reassembled(tuple(changes), scored, latency, step, made, anew_judged)
 
 
@@ -207,8 +207,8 @@ def _latency(
     if recorded is not None and fits and not anew and not again:
         return pinned("latency", "latency of then", recorded.key), f"measured {recorded.started}, under today's load"
     engines = [sides.reference, sides.champion]
-    engines += [e for e in _several(step.inputs["engines"]) if anew and e.key not in {s.key for s in engines}]
-    longer = len(engines) / max(1, len(_several(step.inputs["engines"])))
+    engines += [e for e in several(step.inputs["engines"]) if anew and e.key not in {s.key for s in engines}]
+    longer = len(engines) / max(1, len(several(step.inputs["engines"])))
     seconds = step.seconds * longer
     return (
         replace(
@@ -216,10 +216,6 @@ def _latency(
         ),
         "measured for this reassessment",
     )
-
-
-def _several(given: Step | tuple[Step, ...]) -> tuple[Step, ...]:
-    return (given,) if isinstance(given, Step) else given
 
 
 def _referred(assembled: Assembled, then: Then, sides: _Sides, store: Store) -> Assembled:
@@ -234,10 +230,10 @@ def _referred(assembled: Assembled, then: Then, sides: _Sides, store: Store) -> 
     more["variants"] = (pinned("variant", f"variant {kept.label}", then.reference.keys["variant"]),)
     if kept.divergence_key is not None:
         more["divergences"] = (pinned("divergence", f"divergence of {kept.label}", kept.divergence_key),)
-    several = {
-        name: tuple({s.key: s for s in (*_several(step.inputs[name]), *added)}.values()) for name, added in more.items()
+    extended = {
+        name: tuple({s.key: s for s in (*several(step.inputs[name]), *added)}.values()) for name, added in more.items()
     }
-    return replace(assembled, decision=replace(step, config=config, inputs={**step.inputs, **several}))
+    return replace(assembled, decision=replace(step, config=config, inputs={**step.inputs, **extended}))
 
 
 def _judged_anew(assembled: Assembled, latency: Step | None, failures: Mapping[str, str]) -> tuple[Step, ...]:
@@ -260,18 +256,6 @@ def _judged_anew(assembled: Assembled, latency: Step | None, failures: Mapping[s
 def _because(lineage: Sequence[Moved]) -> Of:
     kinds = {one.what for one in lineage}
     return "checkpoint" if "checkpoint" in kinds else "recipe" if kinds & {"recipe", "calibration"} else "toolchain"
-
-
-def _made(assembled: Assembled) -> Iterator[Step]:
-    """What is made and measured of the recipe made anew, in the order of a campaign."""
-    yield from (c.quantized for c in assembled.candidates)
-    for one in assembled.candidates:
-        yield from (s for s in (one.checked, one.asked, one.built) if s is not None)
-    for one in assembled.candidates:
-        yield from one.scores.values()
-        yield from (s for s in assembled.noise if s.inputs["engine"] == one.built)
-        yield from (s for s in (one.read,) if s is not None)
-    yield from assembled.champion.values()
 
 
 def _judged(assembled: Assembled, then: Then, sides: _Sides, store: Store, *, new_base: bool) -> DecisionConfig:

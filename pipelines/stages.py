@@ -136,3 +136,16 @@ class Assembled:
     decision: Step
     report: Step
     track: Step
+
+    @property
+    def measured(self) -> Iterator[Step]:
+        """What is made and measured before the probe: variants, then engines, then scores, so that steps that may
+        share a process come together."""
+        yield from (c.quantized for c in self.candidates)
+        for one in self.candidates:  # prompts are asked of the model that was just reloaded
+            yield from (s for s in (one.checked, one.asked, one.built) if s is not None)
+        for one in self.candidates:  # what reads one engine comes together, so that its server starts once
+            yield from one.scores.values()
+            yield from (s for s in self.noise if s.inputs["engine"] == one.built)
+            yield from (s for s in (one.read,) if s is not None)
+        yield from self.champion.values()

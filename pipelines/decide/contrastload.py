@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pipelines.decide import alike, speed, stats, throughput
 from pipelines.decide.compared import Delta, Kind, Refusal
 from pipelines.decide.contrast import Asked
-from pipelines.decide.interval import Interval
+from pipelines.decide.interval import Interval, exp
 from pipelines.decide.measured import CONFIDENCE, METRICS, OF_A_REQUEST, Block, Group, Measured, Request, groups, named
 from pipelines.decide.probed import Difference, MetricName
 from pipelines.decide.resources import resources
@@ -202,9 +202,9 @@ def _unpaired(
         return None
     shift, bounds = welch([math.log(v) for v in ours], [math.log(v) for v in theirs], confidence)
     step, steps = welch(ours, theirs, confidence)
-    ratio = None if bounds is None else _interval(_exp(bounds[0]), _exp(bounds[1]), confidence)
+    ratio = None if bounds is None else _interval(exp(bounds[0]), exp(bounds[1]), confidence)
     return (
-        _exp(shift), ratio, step, None if steps is None else _interval(*steps, confidence), min(len(ours), len(theirs))
+        exp(shift), ratio, step, None if steps is None else _interval(*steps, confidence), min(len(ours), len(theirs))
     )  # fmt: skip
 
 
@@ -326,7 +326,3 @@ def _cost(found: Sequence[Delta | Refusal], base: Load, other: Load, asked: Aske
 
 def _interval(lower: float, upper: float, confidence: float) -> Interval:
     return Interval(lower=lower, upper=upper, confidence=confidence)
-
-
-def _exp(x: float) -> float:
-    return math.exp(min(x, 700.0))

@@ -9,7 +9,7 @@ from pipelines.decide import stats
 from pipelines.decide.compared import Delta, Refusal
 from pipelines.decide.contrast import Asked
 from pipelines.decide.engineloss import words
-from pipelines.decide.interval import Interval
+from pipelines.decide.interval import Interval, exp
 from pipelines.divergence.figures import Figures, summarize
 from pipelines.divergence.reading import TEXTS, Reading, positions
 
@@ -61,7 +61,7 @@ def _ratio_interval(f: Figures, confidence: float) -> Interval | None:
     if f.log_ratio_se is None:
         return None
     half = stats.critical(confidence, f.windows - 1) * f.log_ratio_se
-    low, high = (math.exp(min(700.0, f.log_ratio + side * half)) for side in (-1.0, 1.0))
+    low, high = (exp(f.log_ratio + side * half) for side in (-1.0, 1.0))
     return Interval(lower=low, upper=high, confidence=confidence)
 
 

@@ -1,6 +1,8 @@
-"""A confidence interval as data."""
+"""A confidence interval as data, and the exponential of one of logarithms."""
 
 from __future__ import annotations
+
+import math
 
 from pipelines.config import Strict
 
@@ -11,3 +13,8 @@ class Interval(Strict):
     lower: float
     upper: float
     confidence: float
+
+
+def exp(x: float) -> float:
+    """e to the x, cut where no float is larger: ends of intervals of logarithms may lie anywhere."""
+    return math.exp(min(x, 700.0))

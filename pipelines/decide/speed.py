@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping, Sequence
 
 from pipelines.decide import stats
 from pipelines.decide.gate import SpeedRule
-from pipelines.decide.interval import Interval
+from pipelines.decide.interval import Interval, exp
 from pipelines.decide.measured import CONFIDENCE, METRICS, OF_A_REQUEST, Group, Request, groups
 from pipelines.decide.probed import Difference, MetricName, Speed
 from pipelines.probe.latency import percentile
@@ -196,7 +196,7 @@ def ratio_of(logs: Sequence[float], confidence: float) -> tuple[float | None, In
     if len(logs) < 2:
         return math.exp(logs[0]), None
     low, high = stats.paired_t(logs).interval(confidence)
-    return math.exp(_mean(logs)), _interval(_exp(low), _exp(high), confidence)
+    return math.exp(_mean(logs)), _interval(exp(low), exp(high), confidence)
 
 
 def _interval(lower: float, upper: float, confidence: float) -> Interval:
@@ -205,7 +205,3 @@ def _interval(lower: float, upper: float, confidence: float) -> Interval:
 
 def _mean(values: Sequence[float]) -> float:
     return math.fsum(values) / len(values)
-
-
-def _exp(x: float) -> float:
-    return math.exp(min(x, 700.0))

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from pipelines.decide import stats
-from pipelines.decide.interval import Interval
+from pipelines.decide.interval import Interval, exp
 from pipelines.decide.measured import CONFIDENCE, Block, Measured, Request, groups
 from pipelines.decide.probed import MetricName, Saturation, Throughput
 
@@ -121,7 +121,7 @@ def saturation(measured: Measured, profile: str, limits: Limits) -> Saturation |
     interval = None
     if complete and len(known) > 1:
         low, high = stats.paired_t(known).interval(CONFIDENCE)
-        interval = Interval(lower=math.exp(low), upper=_exp(high), confidence=CONFIDENCE)
+        interval = Interval(lower=math.exp(low), upper=exp(high), confidence=CONFIDENCE)
     return Saturation(
         profile=profile,
         by_round=tuple(rates),
@@ -146,7 +146,3 @@ def _highest(requests: Sequence[Request], limits: Limits) -> tuple[float | None,
             return best, rate
         best = rate
     return best, None
-
-
-def _exp(x: float) -> float:
-    return math.exp(min(x, 700.0))

@@ -102,7 +102,12 @@ class Step:
     def upstream(self) -> Iterator[Step]:
         """The steps this one reads from directly."""
         for given in self.inputs.values():
-            yield from (given,) if isinstance(given, Step) else given
+            yield from several(given)
+
+
+def several(given: Step | tuple[Step, ...]) -> tuple[Step, ...]:
+    """The steps of one input, which may be one or many."""
+    return (given,) if isinstance(given, Step) else given
 
 
 def resolve(name: str) -> Callable[..., Any]:
