@@ -13,6 +13,9 @@ if TYPE_CHECKING:
     from rich.console import Console
     from rich.progress import TaskID
 
+MOST_LINES = 100
+"""Longer tables are told in short, unless every line is asked for."""
+
 
 def console(*, stderr: bool = False) -> Console:
     """A console that wraps nothing when its output is not a terminal, so that lines can be searched."""

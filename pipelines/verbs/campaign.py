@@ -30,7 +30,6 @@ from pipelines.track.connection import is_server
 from pipelines.track.masking import masked_text
 from pipelines.verbs import licence, memory
 
-MOST_LINES = 100
 SERVED = "  (`quantgate ui` serves it)"
 
 
@@ -60,7 +59,7 @@ def plan(args: argparse.Namespace) -> Answer:
     resolved = [r for e in campaign.evalsets for r in _resolutions(campaign, e)]
     taken = memory.footprints(campaign, assembled)
     _show_plan(planned, resolved, store.root, every=args.all)
-    memory.show(taken)
+    memory.show(taken, every=args.all)
     _show_leaks(campaign)
     refused = licence.warn(campaign)
     doubts = list(radar.warnings(campaign.radar))
@@ -110,7 +109,7 @@ def _steps(planned: Plan) -> list[dict[str, Any]]:
 
 def _show_steps(planned: Plan, *, every: bool) -> None:
     """A line for each step, or for each kind of step where nobody would read that many lines."""
-    if every or len(planned.steps) <= MOST_LINES:
+    if every or len(planned.steps) <= terminal.MOST_LINES:
         columns: tuple[str, ...] = ("step", "artifact", "state", "why", "time", "memory", "disk")
         rows: list[tuple[object, ...]] = [
             (p.step.label, f"{p.step.stage.kind}/{p.step.key[:16]}", p.state, p.why, *_cost([p])) for p in planned.steps

@@ -13,6 +13,8 @@ from pipelines.stages import Assembled
 
 Found = Mapping[str, Footprint]
 """By the candidate's label; those are left out whose memory is not ours to know."""
+FEW = 20
+"""Lines that stand for more than anybody reads."""
 
 
 def footprints(campaign: Campaign, assembled: Assembled) -> dict[str, Footprint]:
@@ -30,13 +32,18 @@ def document(found: Found) -> list[dict[str, Any]]:
     return [{"candidate": label, **asdict(one), "each": one.each, "fits": one.fits} for label, one in found.items()]
 
 
-def show(found: Found) -> None:
-    """A table, and a warning for each that may not fit."""
+def show(found: Found, *, every: bool = True) -> None:
+    """A table, and a warning for each that may not fit; of so many that nobody would read them those that take most."""
     if not found:
         return
+    told = found
+    if not every and len(found) > terminal.MOST_LINES:
+        told = dict(sorted(found.items(), key=lambda pair: -pair[1].each)[:FEW])
     columns = ("candidate", "weights", "cache per token", "requests x tokens", "cache", "on each device", "of")
-    terminal.table("Memory when every request under way is at its longest", columns, map(_row, found, found.values()))
+    terminal.table("Memory when every request under way is at its longest", columns, map(_row, told, told.values()))
     say = terminal.console()
+    if len(told) < len(found):
+        say.print(f"and {len(found) - len(told)} that take no more (--all lists each)", markup=False)
     for text in _warnings(found):
         say.print(text, markup=False)
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import re
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -155,3 +157,16 @@ def test_plan_shows_who_takes_how_much_and_warns_of_too_much(capsys: pytest.Capt
     assert "warning: here" not in said
     show({})
     assert "" == capsys.readouterr().out
+
+
+def test_of_very_many_plan_shows_those_that_take_most(capsys: pytest.CaptureFixture[str]) -> None:
+    """A hundred and one engines: the twenty largest and how many more; each of them where every line is asked for."""
+    one = footprint(Pairing(LLAMA_3_8B, device={"memory_gib": "64"}, workload=ASKED), Storage("host"))
+    assert one is not None
+    found = {f"engine-{n:03}": replace(one, weights=one.weights + n * GIB) for n in range(101)}
+    show(found, every=False)
+    said = capsys.readouterr().out
+    assert [f"engine-{n:03}" for n in range(100, 80, -1)] == re.findall(r"^ (engine-\d+)", said, re.MULTILINE)
+    assert "and 81 that take no more (--all lists each)" in said
+    show(found)
+    assert 101 == len(re.findall(r"^ engine-\d+", capsys.readouterr().out, re.MULTILINE))
